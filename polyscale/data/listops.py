@@ -1,0 +1,401 @@
+"""ListOps: nested list operations over the digits, made on the spot.
+
+An expression such as `[MAX 2 9 [MIN 4 7 ] 0 ]` has a value from 0 to 9, which is its class.
+Its length is its number of tokens: an operator with its bracket is one, a digit is one, a closing
+bracket is one. This is the linear form of the Long Range Arena (LRA) task, whose files add round
+parentheses that its readers take out again.
+
+Trees follow the rule of LRA's published generator: a node is an operator with probability 0.25
+and otherwise a digit; an operator takes 2 to `max_args` arguments, all counts equally likely; the
+root has depth 1 and a node of depth `max_depth` is a digit. Expressions of the wrong length are
+drawn again.
+
+MED of an even number of values is the mean of the middle two, rounded down (as LRA has it); SM is
+the sum modulo 10.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from polyscale._extras import require
+
+OPERATORS = ("MIN", "MAX", "MED", "SM")
+PAD_ID = 0
+# Index = token id: padding, the ten digits (id = digit + 1), the operators, the closing bracket.
+VOCABULARY = ("<pad>", *"0123456789", *(f"[{name}" for name in OPERATORS), "]")
+NUM_CLASSES = 10
+
+_TOKEN_ID = {token: index for index, token in enumerate(VOCABULARY)}
+_FIRST_OPERATOR = _TOKEN_ID["[MIN"]
+_CLOSE = _TOKEN_ID["]"]
+_SHORTEST = 4  # an operator, two digits, a closing bracket
+# How many draws in a row may fail before the limits are called impossible.
+_MAX_MISSES = 200_000
+_MAX_DUPLICATES = 10_000
+
+
+@dataclass(frozen=True)
+class ListOpsConfig:
+    """What to generate: limits of one expression, sizes of the splits, and the seed.
+
+    `min_length` and `max_length` are inclusive token counts.
+
+    >>> ListOpsConfig(min_length=4, max_length=20, train=100, validation=10, test=10).total
+    120
+    """
+
+    min_length: int = 501
+    max_length: int = 1999
+    max_depth: int = 10
+    max_args: int = 10
+    operators: tuple[str, ...] = OPERATORS
+    operator_probability: float = 0.25
+    train: int = 96_000
+    validation: int = 2_000
+    test: int = 2_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"train": 1, "validation": 1, "test": 1, "max_depth": 2, "max_args": 2}
+        for name in ("min_length", "max_length", "seed", *least):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} takes a whole number, got {value!r}")
+            if value < least.get(name, 0):
+                raise ValueError(f"{name} takes at least {least.get(name, 0)}, got {value}")
+        if isinstance(self.operators, str) or not set(self.operators) <= set(OPERATORS):
+            raise ValueError(f"operators takes names out of {OPERATORS}, got {self.operators!r}")
+        if not self.operators:
+            raise ValueError(f"operators takes at least one of {OPERATORS}, got none")
+        # One order, so that the same set of operators always gives the same data.
+        ordered = tuple(name for name in OPERATORS if name in self.operators)
+        object.__setattr__(self, "operators", ordered)
+        if not 0.0 < self.operator_probability <= 1.0:
+            raise ValueError(
+                f"operator_probability takes a number in (0, 1], got {self.operator_probability}"
+            )
+        if self.max_length < max(_SHORTEST, self.min_length):
+            raise ValueError(
+                f"max_length takes at least min_length ({self.min_length}) and {_SHORTEST}, the "
+                f"shortest expression; got {self.max_length}"
+            )
+        longest = self.longest_possible
+        if self.min_length > longest:
+            raise ValueError(
+                f"min_length is {self.min_length}, but max_depth={self.max_depth} and "
+                f"max_args={self.max_args} allow no more than {longest} tokens"
+            )
+
+    @property
+    def total(self) -> int:
+        return self.train + self.validation + self.test
+
+    @property
+    def longest_possible(self) -> int:
+        """Tokens of the full tree within max_depth and max_args."""
+        length = 1
+        for _ in range(self.max_depth - 1):
+            length = 2 + self.max_args * length
+        return length
+
+
+# LRA's generator compares lengths strictly with 500 and 2,000, hence 501 and 1,999.
+LRA = ListOpsConfig()
+# The same trees in at most 512 tokens; the lower limit is a quarter of the upper one, as in LRA.
+T512 = replace(LRA, min_length=128, max_length=512)
+# Short expressions that a small model learns within minutes on a CPU.
+DEMO = ListOpsConfig(
+    min_length=4,
+    max_length=24,
+    max_depth=3,
+    max_args=5,
+    train=20_000,
+    validation=1_000,
+    test=2_000,
+)
+PRESETS = {"lra": LRA, "t512": T512, "demo": DEMO}
+
+
+class ListOpsDataset(Dataset[dict[str, Tensor]]):
+    """One split, held as three flat tensors: one byte for each token.
+
+    >>> split = ListOpsDataset.from_expressions(["[MAX 2 9 ]", "[MIN 4 7 1 ]"])
+    >>> split[1]["input_ids"].tolist(), split[1]["labels"].item()
+    ([11, 5, 8, 2, 15], 1)
+    """
+
+    def __init__(self, tokens: Tensor, offsets: Tensor, labels: Tensor) -> None:
+        if len(offsets) != len(labels) + 1:
+            raise ValueError(
+                f"offsets takes one entry more than labels, got {len(offsets)} for {len(labels)}"
+            )
+        self.tokens = tokens  # [total tokens], uint8
+        self.offsets = offsets  # [N + 1], int64: expression i is tokens[offsets[i]:offsets[i+1]]
+        self.labels = labels  # [N], uint8
+
+    @classmethod
+    def from_expressions(cls, expressions: Sequence[str]) -> ListOpsDataset:
+        """Encode and evaluate expressions given as text."""
+        coded = [bytes(encode(text)) for text in expressions]
+        return cls._from_bytes([(ids, evaluate(ids)) for ids in coded])
+
+    @classmethod
+    def _from_bytes(cls, samples: Sequence[tuple[bytes, int]]) -> ListOpsDataset:
+        flat = bytearray(b"".join(ids for ids, _ in samples))
+        tokens = torch.frombuffer(flat, dtype=torch.uint8) if flat else torch.zeros(0).byte()
+        offsets = list(accumulate((len(ids) for ids, _ in samples), initial=0))
+        labels = torch.tensor([label for _, label in samples], dtype=torch.uint8)
+        return cls(tokens, torch.tensor(offsets), labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self._ids(index).long(), "labels": self.labels[index].long()}
+
+    def _ids(self, index: int) -> Tensor:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} expressions")
+        index %= len(self)
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def text(self, index: int) -> str:
+        """The expression as text."""
+        return decode(self._ids(index).tolist())
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each expression, [N]."""
+        return self.offsets.diff()
+
+    @property
+    def class_rates(self) -> Tensor:
+        """Share of each of the ten classes, [10]."""
+        counts = torch.bincount(self.labels.long(), minlength=NUM_CLASSES)
+        return counts / max(1, len(self))
+
+    @property
+    def majority_rate(self) -> float:
+        """Accuracy of always answering this split's most frequent class."""
+        return float(self.class_rates.max())
+
+
+@dataclass(frozen=True)
+class ListOps:
+    """The three splits and the configuration that made them."""
+
+    train: ListOpsDataset
+    validation: ListOpsDataset
+    test: ListOpsDataset
+    config: ListOpsConfig
+
+
+def make_listops(config: ListOpsConfig = DEMO, *, progress: bool = False) -> ListOps:
+    """Generate the splits: no expression occurs twice, within a split or across splits.
+
+    The same config gives the same data in every process and on every version of Python.
+    `progress` shows a bar (the LRA preset takes a few minutes).
+
+    >>> data = make_listops(ListOpsConfig(4, 12, 3, 4, train=50, validation=5, test=5))
+    >>> len(data.train), len(data.test)
+    (50, 5)
+    """
+    generator = random.Random(config.seed)
+    samples: dict[bytes, int] = {}  # keeps the order of generation
+    duplicates = 0
+    with _progress_bar(config.total, shown=progress) as advance:
+        while len(samples) < config.total:
+            ids, value = _draw_expression(generator, config)
+            if ids in samples:
+                duplicates += 1
+                if duplicates > _MAX_DUPLICATES:
+                    raise ValueError(
+                        f"train + validation + test asks for {config.total} distinct expressions, "
+                        f"but after {len(samples)} the last {_MAX_DUPLICATES} draws were all "
+                        "repeats: ask for fewer, or raise max_length, max_depth or max_args"
+                    )
+                continue
+            duplicates = 0
+            samples[ids] = value
+            advance()
+    # Frequent (short) expressions come early among distinct ones; a shuffle gives the three
+    # splits one distribution.
+    keys = [generator.random() for _ in range(config.total)]
+    drawn = list(samples.items())
+    order = sorted(range(config.total), key=keys.__getitem__)
+    shuffled = [drawn[index] for index in order]
+    first, second = config.train, config.train + config.validation
+    return ListOps(
+        train=ListOpsDataset._from_bytes(shuffled[:first]),
+        validation=ListOpsDataset._from_bytes(shuffled[first:second]),
+        test=ListOpsDataset._from_bytes(shuffled[second:]),
+        config=config,
+    )
+
+
+def collate(batch: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Pad to the longest expression of the batch; attention_mask is 1 on real tokens.
+
+    >>> split = ListOpsDataset.from_expressions(["[MAX 2 9 ]", "[MIN 4 7 1 ]"])
+    >>> collate([split[0], split[1]])["attention_mask"].tolist()
+    [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    """
+    if not batch:
+        raise ValueError("batch takes at least one sample, got none")
+    lengths = torch.tensor([len(sample["input_ids"]) for sample in batch])
+    input_ids = torch.nn.utils.rnn.pad_sequence(
+        [sample["input_ids"] for sample in batch], batch_first=True, padding_value=PAD_ID
+    )  # [B, T]
+    attention_mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()  # [B, T]
+    labels = torch.stack([sample["labels"] for sample in batch])  # [B]
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of an expression.
+
+    >>> encode("[MAX 2 9 ]")
+    [12, 3, 10, 15]
+    """
+    unknown = [token for token in text.split() if token not in _TOKEN_ID]
+    if unknown:
+        raise ValueError(f"text takes the tokens {VOCABULARY[1:]}, got {unknown[0]!r}")
+    return [_TOKEN_ID[token] for token in text.split()]
+
+
+def decode(ids: Sequence[int]) -> str:
+    """Text of token ids, padding left out; the inverse of `encode`."""
+    for index in ids:
+        if not 0 <= index < len(VOCABULARY):
+            raise ValueError(f"ids takes numbers from 0 to {len(VOCABULARY) - 1}, got {index}")
+    return " ".join(VOCABULARY[index] for index in ids if index != PAD_ID)
+
+
+def evaluate(expression: str | Sequence[int]) -> int:
+    """The value of an expression given as text or as token ids.
+
+    >>> evaluate("[MAX 2 9 [MIN 4 7 ] 0 ]"), evaluate("[MED 1 2 ]"), evaluate("[SM 8 7 ]")
+    (9, 1, 5)
+    """
+    ids = encode(expression) if isinstance(expression, str) else expression
+    pending: list[tuple[str, list[int]]] = []  # operators not closed yet, with their values
+    result: list[int] = []
+    for position, token in enumerate(ids):
+        values = pending[-1][1] if pending else result
+        if 1 <= token <= NUM_CLASSES:
+            values.append(token - 1)
+        elif _FIRST_OPERATOR <= token < _CLOSE:
+            pending.append((OPERATORS[token - _FIRST_OPERATOR], []))
+        elif token == _CLOSE and pending and values:
+            name, arguments = pending.pop()
+            (pending[-1][1] if pending else result).append(_apply(name, arguments))
+        elif token != PAD_ID:
+            raise ValueError(f"expression has no place for token {token} at position {position}")
+    if pending or len(result) != 1:
+        raise ValueError(
+            f"expression takes one complete expression, got {len(pending)} open brackets and "
+            f"{len(result)} values"
+        )
+    return result[0]
+
+
+def _apply(operator: str, values: list[int]) -> int:
+    if operator == "MIN":
+        return min(values)
+    if operator == "MAX":
+        return max(values)
+    if operator == "SM":
+        return sum(values) % 10
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) // 2
+
+
+def _draw_expression(generator: random.Random, config: ListOpsConfig) -> tuple[bytes, int]:
+    """Token ids and value of one expression within the limits."""
+    for _ in range(_MAX_MISSES):
+        shape = _draw_shape(generator, config)
+        if shape is not None:
+            tokens = bytearray()
+            value = _fill(generator, config.operators, [iter(level) for level in shape], 0, tokens)
+            return bytes(tokens), value
+    raise ValueError(
+        f"min_length={config.min_length} to max_length={config.max_length} was not met by "
+        f"{_MAX_MISSES} trees in a row of max_depth={config.max_depth}, max_args={config.max_args}"
+    )
+
+
+def _draw_shape(generator: random.Random, config: ListOpsConfig) -> list[list[int]] | None:
+    """Number of arguments of every node, depth by depth (0 for a digit); None if it does not fit.
+
+    Most trees are too short or too long, so shapes are drawn first and filled only when they fit.
+    `random()` is the one method whose sequence Python promises to keep, so all draws come from it.
+    """
+    draw = generator.random
+    counts = config.max_args - 1  # 2 .. max_args arguments
+    probability = config.operator_probability
+    arguments = 2 + int(draw() * counts)  # the root: a lone digit is no expression
+    levels = [[arguments]]
+    length = 2 + arguments
+    for depth in range(2, config.max_depth + 1):
+        if depth == config.max_depth:
+            levels.append([0] * arguments)
+            break
+        level = [2 + int(draw() * counts) if draw() < probability else 0 for _ in range(arguments)]
+        levels.append(level)
+        arguments = sum(level)
+        if not arguments:
+            break
+        operators = len(level) - level.count(0)
+        length += (
+            operators + arguments
+        )  # an operator's node becomes two tokens around its arguments
+        if length > config.max_length:
+            return None
+    return levels if config.min_length <= length <= config.max_length else None
+
+
+def _fill(
+    generator: random.Random,
+    operators: tuple[str, ...],
+    levels: list[Iterator[int]],
+    depth: int,
+    tokens: bytearray,
+) -> int:
+    """Write the tokens under the next node of this depth and return its value.
+
+    Depth first meets the nodes of one depth from left to right, the order in which they are stored.
+    """
+    arguments = next(levels[depth])
+    if not arguments:
+        digit = int(generator.random() * 10)
+        tokens.append(digit + 1)
+        return digit
+    name = operators[int(generator.random() * len(operators))]
+    tokens.append(_FIRST_OPERATOR + OPERATORS.index(name))
+    values = [_fill(generator, operators, levels, depth + 1, tokens) for _ in range(arguments)]
+    tokens.append(_CLOSE)
+    return _apply(name, values)
+
+
+@contextmanager
+def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
+    """Yield what to call after each expression."""
+    if not shown:
+        yield lambda: None
+        return
+    progress = require("rich.progress", "train", "a progress bar")
+    with progress.Progress() as bar:
+        task = bar.add_task("ListOps expressions", total=total)
+        yield lambda: bar.advance(task)

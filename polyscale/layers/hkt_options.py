@@ -1,0 +1,64 @@
+"""The options of `HKTAttention`, and what is wrong with a bad one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyscale.layers.filters import MODES
+
+VALUES = ("fine", "merged")
+KERNELS = ("dot", "psd")
+
+
+def fixed_weights(level_weights: Sequence[float], levels: int) -> Tensor:
+    """The given level weights as a tensor `[L]`, once they are seen to be convex."""
+    weights = torch.tensor([float(weight) for weight in level_weights])
+    if len(weights) != levels:
+        raise ValueError(f"level_weights must be {levels} numbers, got {len(weights)}")
+    if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
+        raise ValueError(
+            f"level_weights must be finite and not negative, got {list(level_weights)}"
+        )
+    if abs(float(weights.sum()) - 1.0) > 1e-5:
+        raise ValueError(f"level_weights must sum to 1, got {float(weights.sum()):.6g}")
+    return weights
+
+
+def check_options(
+    d_model: int,
+    num_heads: int,
+    levels: int,
+    downsampling: str,
+    values: str,
+    kernel: str,
+    relative_positions: int,
+    rotary: bool,
+) -> None:
+    """Raise a ValueError that names the option, what it got and what it takes."""
+    if levels < 1:
+        raise ValueError(f"levels must be at least 1, got {levels}")
+    if num_heads < 1 or d_model < 1 or d_model % num_heads:
+        raise ValueError(
+            f"d_model must be a multiple of num_heads, got d_model={d_model}, num_heads={num_heads}"
+        )
+    for name, value, known in (
+        ("downsampling", downsampling, MODES),
+        ("values", values, VALUES),
+        ("kernel", kernel, KERNELS),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {known}, got {value!r}")
+    if relative_positions < 0:
+        raise ValueError(f"relative_positions must not be negative, got {relative_positions}")
+    if kernel == "psd" and relative_positions:
+        raise ValueError(
+            "relative_positions must be 0 with kernel='psd': "
+            "the relative term need not be positive semidefinite"
+        )
+    multiple = (2 if rotary else 1) * (4 if kernel == "psd" else 1)
+    if (d_model // num_heads) % multiple:
+        raise ValueError(
+            f"d_model / num_heads must be a multiple of {multiple} with kernel={kernel!r} and "
+            f"rotary={rotary}, got {d_model // num_heads}"
+        )

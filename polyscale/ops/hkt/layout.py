@@ -1,0 +1,94 @@
+"""Where the tokens of each sequence lie: padding, packing, and the blocks of every level.
+
+Blocks are counted from a sequence's own first token, never from a column of the batch. So
+padding is dealt with once: real tokens are *lined up* at the start of their row, attention is
+computed there, and the result is *put back*. After that only the number of real tokens per row
+matters.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def level_length(length: int, level: int) -> int:
+    """Number of blocks of `2**level` positions that cover `length` positions."""
+    return -(-length // 2**level)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A padding mask as indices: which column holds a row's i-th real token, and back."""
+
+    column: Tensor  # [B, T] column of the i-th real token, then those of the padding
+    position: Tensor  # [B, T] position of a column's token in its own sequence
+    real: Tensor  # [B, T]
+    lengths: Tensor  # [B]
+
+    @classmethod
+    def from_mask(cls, key_padding_mask: Tensor) -> "Padding":
+        """From a bool mask `[B, T]`, True for padding, on either side or in between."""
+        real = ~key_padding_mask
+        return cls(
+            column=torch.argsort(key_padding_mask.to(torch.uint8), dim=1, stable=True),
+            position=(real.cumsum(1) - 1).clamp(min=0),
+            real=real,
+            lengths=real.sum(1),
+        )
+
+    def line_up(self, x: Tensor) -> Tensor:
+        """Real tokens first, zeros after them. `x` is `[B, ..., T, C]`."""
+        lined_up = _take(x, self.column)
+        position = torch.arange(x.shape[-2], device=x.device)
+        return _keep(lined_up, position < self.lengths[:, None])
+
+    def put_back(self, x: Tensor) -> Tensor:
+        """The inverse of `line_up`; zeros at the padding."""
+        return _keep(_take(x, self.position), self.real)
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Sequences one after the other in a single row."""
+
+    sequence: Tensor  # [T] which sequence a token belongs to
+    position: Tensor  # [T] its position there
+    level_starts: tuple[Tensor, ...]  # per level: the first block of each sequence, [S]
+    boundaries: tuple[tuple[int, ...], ...]  # per level: level_starts and the end, as numbers
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, levels: int) -> "PackedLayout":
+        """From cumulative lengths `[S + 1]`, beginning with 0."""
+        bounds = cu_seqlens.to(torch.int64)
+        lengths = bounds.diff()
+        total = int(bounds[-1])
+        sequence = torch.repeat_interleave(lengths, output_size=total)
+        position = torch.arange(total, device=bounds.device) - bounds[sequence]
+        starts, boundaries = [], []
+        for level in range(levels):
+            blocks = (lengths + (2**level - 1)) >> level
+            ends = blocks.cumsum(0)
+            starts.append(ends - blocks)
+            boundaries.append((0, *ends.tolist()))
+        return cls(sequence, position, tuple(starts), tuple(boundaries))
+
+    def level_position(self, level: int) -> tuple[Tensor, Tensor]:
+        """For every block of a level its sequence, and its number there. `[T_l]` each."""
+        ends = torch.tensor(self.boundaries[level], device=self.sequence.device)
+        sequence = torch.repeat_interleave(ends.diff(), output_size=self.boundaries[level][-1])
+        number = torch.arange(len(sequence), device=sequence.device) - ends[sequence]
+        return sequence, number
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """`x[b, ..., index[b, t], :]` for `x` `[B, ..., T, C]` and `index` `[B, T]`."""
+    between = x.dim() - 3
+    index = index.view(index.shape[0], *[1] * between, index.shape[1], 1)
+    return x.gather(-2, index.expand(*x.shape[:-2], index.shape[-2], x.shape[-1]))
+
+
+def _keep(x: Tensor, kept: Tensor) -> Tensor:
+    """Zeros where `kept` `[B, T]` is False; also where x is not finite there."""
+    kept = kept.view(kept.shape[0], *[1] * (x.dim() - 3), kept.shape[1], 1)
+    return x.masked_fill(~kept, 0.0)

@@ -1,0 +1,113 @@
+"""HKT attention as one call of `scaled_dot_product_attention`: exact, memory linear in T.
+
+The merged score is a sum of dot products, so it is the dot product of concatenations: the level
+weights go into the queries, every level is repeated to full length, and all levels stand side by
+side along D. The score products cost L times those of standard attention.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.reference import relative_term
+
+
+def hkt_attention_sdpa(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    level_weights: Tensor,
+    *,
+    causal: bool,
+    lengths: Tensor | None,
+    packed: PackedLayout | None,
+    scale: float,
+    relative_bias: Sequence[Tensor] | None,
+) -> Tensor:
+    """The attended values, `[B, H, T, Dv]`.
+
+    With `relative_bias` the bias of every pair is materialised: `[H, T, T]`.
+    """
+    if packed is None:
+        return _attend(queries, keys, value, level_weights, causal, lengths, scale, relative_bias)
+    parts = []
+    for number in range(len(packed.boundaries[0]) - 1):
+        pieces = [slice(ends[number], ends[number + 1]) for ends in packed.boundaries]
+        parts.append(
+            _attend(
+                [q[:, :, piece] for q, piece in zip(queries, pieces, strict=True)],
+                [k[:, :, piece] for k, piece in zip(keys, pieces, strict=True)],
+                value[:, :, pieces[0]],
+                level_weights,
+                causal,
+                None,
+                scale,
+                relative_bias,
+            )
+        )
+    return torch.cat(parts, dim=2)
+
+
+def _attend(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    level_weights: Tensor,
+    causal: bool,
+    lengths: Tensor | None,
+    scale: float,
+    relative_bias: Sequence[Tensor] | None,
+) -> Tensor:
+    length, value_width = value.shape[-2:]
+    weights = level_weights.expand(value.shape[1], -1)[..., None, None]  # [H, L, 1, 1]
+    # The product is taken in the wider dtype of the two and rounded once.
+    query = torch.cat(
+        [
+            _upsample((weights[:, level] * q).to(q.dtype), level, length)
+            for level, q in enumerate(queries)
+        ],
+        dim=-1,
+    )  # [B, H, T, L * D]
+    key = torch.cat([_upsample(k, level, length) for level, k in enumerate(keys)], dim=-1)
+    # The memory-efficient kernels take one width for all three; zeros change nothing.
+    width = max(query.shape[-1], value_width)
+    query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+
+    position = torch.arange(length, device=value.device)
+    mask = None
+    if relative_bias is not None:
+        mask = _merged_bias(relative_bias, level_weights, position).to(query.dtype)  # [H, T, T]
+        if causal:
+            mask = mask.masked_fill(position[:, None] < position, float("-inf"))
+    if lengths is not None and not causal:
+        # A row of nothing but padding keeps one key, so that nothing turns NaN; it is zeroed below.
+        real = (position < lengths.clamp(min=1)[:, None])[:, None, None, :]  # [B, 1, 1, T]
+        mask = real if mask is None else mask.masked_fill(~real, float("-inf"))
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal and mask is None, scale=scale
+    )[..., :value_width]
+    if lengths is not None:
+        output = output.masked_fill((position >= lengths[:, None])[:, None, :, None], 0.0)
+    return output
+
+
+def _upsample(x: Tensor, level: int, length: int) -> Tensor:
+    """Each block repeated for its `2**level` positions, cut to `length`: `[B, H, T, D]`."""
+    if level == 0:
+        return x
+    repeated = x.unsqueeze(3).expand(-1, -1, -1, 2**level, -1)
+    return repeated.flatten(2, 3)[:, :, :length]
+
+
+def _merged_bias(
+    relative_bias: Sequence[Tensor], level_weights: Tensor, position: Tensor
+) -> Tensor:
+    merged = torch.zeros((), device=position.device)
+    for level, table in enumerate(relative_bias):
+        block = position >> level
+        weight = level_weights[..., level, None, None]  # [H, 1, 1] or [1, 1]
+        merged = merged + weight * relative_term(table, block, block)
+    return merged
