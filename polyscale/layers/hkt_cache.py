@@ -20,6 +20,7 @@ class HKTCache:
     """
 
     def __init__(self) -> None:
+        self._device: torch.device | None = None
         self.columns = 0  # tokens fed so far, padding included: no row has more
         self.lengths: Tensor | None = None  # [B] real tokens of each row
         self.keys: list[Tensor] = []  # per level [B, H, room, D]
@@ -58,6 +59,7 @@ class HKTCache:
             self.values = [_append(self.values[0], value, lengths, columns + 1)]
             self.lengths = lengths + count
         self.columns = columns
+        self._device = value.device
 
     def filled(self) -> tuple[list[Tensor], Tensor]:
         """Keys per level and values, cut to what any row may have."""
@@ -83,6 +85,11 @@ class HKTCache:
     def repeat(self, times: int) -> None:
         """Each row `times` times."""
         self.apply(lambda kept: kept.repeat_interleave(times, dim=0))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the layer computes; stays the same while the state is moved away."""
+        return self._device
 
     def to(self, device: torch.device | str) -> None:
         """Move to a device."""

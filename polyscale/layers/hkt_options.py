@@ -1,5 +1,6 @@
 """The options of `HKTAttention`, and what is wrong with a bad one."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,16 +14,14 @@ KERNELS = ("dot", "psd")
 
 def fixed_weights(level_weights: Sequence[float], levels: int) -> Tensor:
     """The given level weights as a tensor `[L]`, once they are seen to be convex."""
-    weights = torch.tensor([float(weight) for weight in level_weights])
+    weights = [float(weight) for weight in level_weights]
     if len(weights) != levels:
         raise ValueError(f"level_weights must be {levels} numbers, got {len(weights)}")
-    if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
-        raise ValueError(
-            f"level_weights must be finite and not negative, got {list(level_weights)}"
-        )
-    if abs(float(weights.sum()) - 1.0) > 1e-5:
-        raise ValueError(f"level_weights must sum to 1, got {float(weights.sum()):.6g}")
-    return weights
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise ValueError(f"level_weights must be finite and not negative, got {weights}")
+    if abs(sum(weights) - 1.0) > 1e-5:
+        raise ValueError(f"level_weights must sum to 1, got {sum(weights):.6g}")
+    return torch.tensor(weights)
 
 
 def check_options(

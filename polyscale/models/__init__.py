@@ -1,0 +1,21 @@
+"""Hugging Face models. Importing this module registers them with the Auto classes."""
+
+from polyscale._extras import require
+
+require("transformers", "hf", "polyscale.models")
+
+from polyscale.models.hkt.configuration import HKTConfig  # noqa: E402
+from polyscale.models.hkt.modeling import (  # noqa: E402
+    HKTForCausalLM,
+    HKTForSequenceClassification,
+    HKTForTokenClassification,
+    HKTModel,
+)
+
+__all__ = [
+    "HKTConfig",
+    "HKTForCausalLM",
+    "HKTForSequenceClassification",
+    "HKTForTokenClassification",
+    "HKTModel",
+]

@@ -1,0 +1,134 @@
+"""How a batch is laid out: read once from what the caller passed, used by every block."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyscale.layers.hkt_cache import HKTCache
+from polyscale.ops.hkt.api import check_cu_seqlens
+from polyscale.ops.hkt.layout import PackedLayout, Padding
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """Padding, packing and past of one batch.
+
+    Padded rows are lined up once, before the first block, and put back after the last.
+    """
+
+    padding: Padding | None
+    cu_seqlens: Tensor | None
+    past: HKTCache | None  # of any layer: all have seen the same tokens
+
+    @classmethod
+    def read(
+        cls,
+        embedded: Tensor,
+        attention_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        states: list[HKTCache] | None,
+        kwargs: dict[str, Any],
+    ) -> "ModelInputs":
+        """Check the arguments of a forward call against each other."""
+        if embedded.dim() != 3 or embedded.shape[1] == 0:
+            raise ValueError(
+                f"the input must have shape [B, T, C] with T >= 1, got {list(embedded.shape)}"
+            )
+        batch, length = embedded.shape[:2]
+        if cu_seqlens is None:
+            cu_seqlens = kwargs.get("cu_seq_lens_q")
+        past = None if states is None or states[0].is_empty else states[0]
+        padding = None
+        if cu_seqlens is not None:
+            check_cu_seqlens(cu_seqlens, batch, length)
+            if states is not None:
+                raise ValueError("cu_seqlens goes without past_key_values and use_cache")
+            if attention_mask is not None and not bool(attention_mask.all()):
+                raise ValueError("pass attention_mask or cu_seqlens, not both")
+        elif attention_mask is not None:
+            padding = cls._padding(attention_mask, batch, length, past)
+        inputs = cls(padding, cu_seqlens, past)
+        if kwargs.get("token_type_ids") is not None and bool(kwargs["token_type_ids"].any()):
+            raise ValueError("token_type_ids must be all 0: HKT models have one kind of token")
+        if kwargs.get("position_ids") is not None:
+            inputs._check_position_ids(kwargs["position_ids"], embedded)
+        return inputs
+
+    @staticmethod
+    def _padding(
+        attention_mask: Tensor, batch: int, length: int, past: HKTCache | None
+    ) -> Padding | None:
+        columns = length + (0 if past is None else past.columns)
+        if attention_mask.shape != (batch, columns):
+            raise ValueError(
+                f"attention_mask must have shape [B, T] = [{batch}, {columns}] (past tokens "
+                f"included), got {list(attention_mask.shape)}"
+            )
+        mask = attention_mask[:, -length:] == 0
+        # Where a look costs nothing, a mask that hides nothing is dropped.
+        look = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+        return None if look and not bool(mask.any()) else Padding.from_mask(mask)
+
+    def _check_position_ids(self, position_ids: Tensor, embedded: Tensor) -> None:
+        own = self.positions(embedded, None)
+        if self.padding is None:
+            wrong = bool((position_ids != own).any())
+        else:
+            offset = 0 if self.past is None or self.past.lengths is None else self.past.lengths
+            column_position = self.padding.position + (
+                offset[:, None] if isinstance(offset, Tensor) else 0
+            )
+            wrong = bool(((position_ids != column_position) & self.padding.real).any())
+        if wrong:
+            raise ValueError(
+                "position_ids must count each sequence's real tokens from 0: positions follow "
+                "from attention_mask, or from cu_seqlens for packed sequences"
+            )
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Real tokens per row, `[B]`; None if all are."""
+        return None if self.padding is None else self.padding.lengths
+
+    def line_up(self, x: Tensor) -> Tensor:
+        """Real tokens first."""
+        return x if self.padding is None else self.padding.line_up(x)
+
+    def put_back(self, x: Tensor) -> Tensor:
+        """Tokens in their columns, zeros at padding."""
+        return x if self.padding is None else self.padding.put_back(x)
+
+    def put_back_matrix(self, attention: Tensor) -> Tensor:
+        """Both sides of an attention matrix `[B, H, T, T]` in their columns."""
+        if self.padding is None:
+            return attention
+        rows = self.padding.put_back(attention)
+        return self.padding.put_back(rows.transpose(2, 3)).transpose(2, 3)
+
+    def positions(self, x: Tensor, limit: int | None) -> Tensor:
+        """Each lined-up token's position in its own sequence, `[T]` or `[B, T]`."""
+        position = torch.arange(x.shape[1], device=x.device)
+        if self.cu_seqlens is not None:
+            position = PackedLayout.from_cu_seqlens(self.cu_seqlens, levels=1).position
+        if self.past is not None and self.past.lengths is not None:
+            position = self.past.lengths[:, None] + position
+        if limit is None:
+            return position
+        columns = x.shape[1] + (0 if self.past is None else self.past.columns)
+        if columns > limit:
+            longest = self._longest(position)
+            if longest > limit:
+                raise ValueError(
+                    f"the longest sequence has {longest} tokens, but max_position_embeddings is "
+                    f"{limit}"
+                )
+        # Padding after a row's end reads some embedding; its result is dropped.
+        return position.clamp(max=limit - 1)
+
+    def _longest(self, position: Tensor) -> int:
+        if self.padding is None:
+            return int(position.max()) + 1
+        past = 0 if self.past is None or self.past.lengths is None else self.past.lengths
+        return int((self.padding.lengths + past).max())
