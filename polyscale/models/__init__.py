@@ -5,12 +5,12 @@ from polyscale._extras import require
 require("transformers", "hf", "polyscale.models")
 
 from polyscale.models.hkt.configuration import HKTConfig  # noqa: E402
-from polyscale.models.hkt.modeling import (  # noqa: E402
+from polyscale.models.hkt.heads import (  # noqa: E402
     HKTForCausalLM,
     HKTForSequenceClassification,
     HKTForTokenClassification,
-    HKTModel,
 )
+from polyscale.models.hkt.modeling import HKTModel  # noqa: E402
 
 __all__ = [
     "HKTConfig",

@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from polyscale.layers.hkt_options import check_options, fixed_weights
+from polyscale.ops.hkt.api import implementation
 
 POSITIONS = ("learned", "rotary", "none")
 POOLINGS = ("mean", "first", "last")
@@ -71,7 +72,7 @@ class HKTConfig(PreTrainedConfig):
     filter_width: int = 0
     values: str = "fine"
     shared_projections: bool = True
-    level_weights: str | list[float] | tuple[float, ...] = "learned"
+    level_weights: str | list[float | int] | tuple[float | int, ...] = "learned"
     relative_positions: int = 0
     positions: str = "learned"
     kernel: str = "dot"
@@ -94,6 +95,12 @@ class HKTConfig(PreTrainedConfig):
 
     def validate_options(self) -> None:
         """Raise a ValueError that names the bad option."""
+        implementation(self.attention_impl)
+        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} "
+                f"and {self.num_attention_heads}"
+            )
         check_options(
             self.hidden_size,
             self.num_attention_heads,

@@ -1,0 +1,347 @@
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import polyscale as ps
+from polyscale.layers.hkt_cache import HKTCache
+
+# One entry for every option of the layer, and some of them together.
+OPTIONS = {
+    "default": {},
+    "standard": {"levels": 1},
+    "four levels": {"levels": 4},
+    "dense": {"downsampling": "dense"},
+    "mean": {"downsampling": "mean"},
+    "wide": {"downsampling_width": 4},
+    "width 1": {"downsampling_width": 1},
+    "merged values": {"values": "merged"},
+    "level-0 filter": {"filter_width": 3},
+    "dense level-0 filter": {"filter_width": 3, "downsampling": "dense"},
+    "own projections": {"shared_projections": False},
+    "fixed weights": {"level_weights": (0.5, 0.2, 0.3)},
+    "one level alone": {"level_weights": (0.0, 0.0, 1.0)},
+    "relative": {"relative_positions": 4},
+    "rotary": {"rotary": True},
+    "psd": {"kernel": "psd"},
+    "reference": {"impl": "reference"},
+    "together": {
+        "levels": 4,
+        "values": "merged",
+        "filter_width": 2,
+        "downsampling_width": 3,
+        "rotary": True,
+        "kernel": "psd",
+        "shared_projections": False,
+    },
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+
+
+def make_layer(dtype=torch.float64, **options):
+    """A layer none of whose weights is at its starting value, that keeps the size of its input."""
+    layer = ps.HKTAttention(16, 2, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.2)
+    return layer.to(dtype)
+
+
+def largest(x):
+    return x.detach().abs().max().item()
+
+
+@every_option
+def test_no_output_depends_on_a_later_input(options):
+    layer = make_layer(**options)
+    x = torch.randn(1, 13, 16, dtype=torch.float64, requires_grad=True)
+    output = layer(x)
+    for t in range(13):
+        cotangent = torch.zeros_like(output)
+        cotangent[:, t] = torch.randn(16, dtype=torch.float64)
+        (gradient,) = torch.autograd.grad(output, x, cotangent, retain_graph=True)
+        assert torch.count_nonzero(gradient[:, t + 1 :]) == 0
+        assert torch.count_nonzero(gradient[:, t]) > 0
+
+
+@every_option
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_any_length_changes_no_real_token(options, causal, side):
+    layer = make_layer(torch.float32, causal=causal, **options)
+    x = torch.randn(2, 11, 16)
+    expected = layer(x)
+    for amount in range(1, 18):
+        junk = 10 * torch.randn(2, amount, 16)
+        mask = torch.zeros(2, 11 + amount, dtype=torch.bool)
+        if side == "left":
+            padded, mask[:, :amount], real = torch.cat((junk, x), 1), True, slice(amount, None)
+        else:
+            padded, mask[:, 11:], real = torch.cat((x, junk), 1), True, slice(11)
+        output = layer(padded, key_padding_mask=mask)
+        assert largest(output[:, real] - expected) <= 1e-5
+        assert torch.count_nonzero(output[mask]) == 0
+
+
+@every_option
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_sequences_are_what_each_gives_alone(options, causal):
+    layer = make_layer(causal=causal, **options)
+    bounds = torch.tensor([0, 5, 6, 14, 21], dtype=torch.int32)
+    x = torch.randn(1, 21, 16, dtype=torch.float64)
+    alone = [layer(x[:, start:end]) for start, end in zip(bounds[:-1], bounds[1:])]
+    assert largest(layer(x, cu_seqlens=bounds) - torch.cat(alone, 1)) < 1e-11
+
+
+@every_option
+def test_a_row_alone_is_the_row_in_the_batch(options):
+    layer = make_layer(causal=False, **options)
+    x = torch.randn(3, 9, 16, dtype=torch.float64)
+    mask = torch.zeros(3, 9, dtype=torch.bool)
+    mask[0, :4], mask[1, 7:] = True, True
+    together = layer(x, key_padding_mask=mask)
+    for row in range(3):
+        alone = layer(x[row : row + 1], key_padding_mask=mask[row : row + 1])
+        assert largest(together[row] - alone[0]) < 1e-11
+
+
+@every_option
+@pytest.mark.parametrize(
+    "pieces", [[1] * 21, [6] + [1] * 15, [4, 3, 5, 9], [20, 1]], ids=["1s", "6+1s", "mixed", "20+1"]
+)
+@pytest.mark.parametrize("grad", [True, False])
+def test_tokens_fed_piece_by_piece_give_what_they_give_at_once(options, pieces, grad):
+    layer = make_layer(**options)
+    x = torch.randn(3, 21, 16, dtype=torch.float64)
+    mask = torch.zeros(3, 21, dtype=torch.bool)
+    mask[0, :5], mask[1, :2] = True, True
+    for padding in (None, mask):
+        expected = layer(x, padding)
+        cache, outputs, start = HKTCache(), [], 0
+        with torch.set_grad_enabled(grad):
+            for count in pieces:
+                piece = slice(start, start + count)
+                piece_mask = None if padding is None else padding[:, piece]
+                outputs.append(layer(x[:, piece], piece_mask, cache=cache))
+                start += count
+        assert largest(torch.cat(outputs, 1) - expected) < 1e-11
+
+
+def test_gradients_flow_through_the_cache():
+    layer = make_layer()
+    x = torch.randn(1, 9, 16, dtype=torch.float64, requires_grad=True)
+    cache, outputs = HKTCache(), []
+    for t in range(9):
+        outputs.append(layer(x[:, t : t + 1], cache=cache))
+    stepwise = torch.autograd.grad(torch.cat(outputs, 1).square().sum(), x)[0]
+    at_once = torch.autograd.grad(layer(x).square().sum(), x)[0]
+    assert largest(stepwise - at_once) < 1e-10
+
+
+def test_a_level_of_the_cache_gains_an_entry_every_so_many_tokens():
+    layer, cache = make_layer(), HKTCache()
+    for t in range(20):
+        layer(torch.randn(1, 1, 16, dtype=torch.float64), cache=cache)
+        keys, value = cache.filled()
+        assert [key.shape[2] for key in keys] == [t + 1, t // 2 + 1, t // 4 + 1]
+        assert value.shape[2] == t + 1
+
+
+def test_lengths_say_the_same_as_a_mask_on_the_right():
+    layer = make_layer()
+    x = torch.randn(2, 9, 16, dtype=torch.float64)
+    lengths = torch.tensor([4, 9])
+    mask = torch.arange(9) >= lengths[:, None]
+    assert torch.equal(layer(x, lengths=lengths), layer(x, mask))
+
+
+@pytest.mark.parametrize("values", ["fine", "merged"])
+def test_all_weight_on_the_fine_level_is_torch_multi_head_attention(values):
+    standard = nn.MultiheadAttention(16, 2, batch_first=True).double()
+    hkt = ps.HKTAttention(16, 2, levels=3, level_weights=(1, 0, 0), causal=False).double()
+    one = ps.HKTAttention(16, 2, levels=1, causal=False, values=values).double()
+    for layer in (hkt, one):
+        with torch.no_grad():
+            weights = standard.in_proj_weight.chunk(3)
+            biases = standard.in_proj_bias.chunk(3)
+            projections = (layer.q_proj[0], layer.k_proj[0], layer.v_proj)
+            for projection, weight, bias in zip(projections, weights, biases, strict=True):
+                projection.weight.copy_(weight)
+                projection.bias.copy_(bias)
+            layer.out_proj.load_state_dict(standard.out_proj.state_dict())
+        x = torch.randn(2, 11, 16, dtype=torch.float64)
+        assert largest(layer(x) - standard(x, x, x)[0]) < 1e-12
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("relative_positions", [0, 3])
+def test_the_details_explain_the_output(causal, relative_positions):
+    layer = make_layer(causal=causal, relative_positions=relative_positions)
+    x = torch.randn(2, 10, 16, dtype=torch.float64)
+    mask = torch.zeros(2, 10, dtype=torch.bool)
+    mask[0, :3] = True
+    output, details = layer(x, mask, return_details=True)
+    assert torch.equal(output, layer(x, mask))
+    assert torch.allclose(details.level_weights.sum(-1), torch.ones(2, dtype=torch.float64))
+    assert [s.shape for s in details.level_scores] == [(2, 2, n, n) for n in (10, 5, 3)]
+    # Rows of real tokens sum to one, and the matrix times the values is the output.
+    real = (~mask).double()[:, None]
+    assert largest(details.attention.sum(-1) - real) < 1e-12
+    value = layer.v_proj(x).unflatten(-1, (2, 8)).transpose(1, 2)
+    attended = (details.attention @ value).transpose(1, 2).flatten(2)
+    rebuilt = layer.out_proj(attended).masked_fill(mask[..., None], 0.0)
+    assert largest(rebuilt - output) < 1e-12
+    # The scores are those that were merged, here for the row without padding.
+    merged = sum(
+        details.level_weights[:, level, None, None]
+        * scores[1][:, torch.arange(10) >> level][..., torch.arange(10) >> level]
+        for level, scores in enumerate(details.level_scores)
+    )
+    if causal:
+        merged = merged.masked_fill(torch.ones(10, 10).triu(1).bool(), float("-inf"))
+    assert largest(merged.softmax(-1) - details.attention[1]) < 1e-12
+
+
+def test_training_moves_every_parameter():
+    layer = ps.HKTAttention(16, 2, values="merged", filter_width=2, relative_positions=3)
+    layer(torch.randn(2, 20, 16)).square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        if name.endswith("k_proj.0.bias"):
+            continue  # moves all scores of a row alike, which softmax does not see
+        assert parameter.grad is not None, name
+        assert torch.count_nonzero(parameter.grad) > 0, name
+
+
+def test_level_weights_start_equal_and_stay_convex():
+    layer = ps.HKTAttention(16, 2, levels=4)
+    assert torch.allclose(layer.level_weights, torch.full((2, 4), 0.25))
+    torch.nn.init.normal_(layer.level_logits, std=3)
+    assert torch.allclose(layer.level_weights.sum(-1), torch.ones(2))
+    assert (layer.level_weights >= 0).all()
+
+
+BACKENDS = ["aot_eager", *(["inductor"] if shutil.which("g++") else [])]
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS["together"], {"causal": False}])
+def test_forward_and_backward_compile_without_a_graph_break(options):
+    layer = make_layer(torch.float32, **options)
+    x = torch.randn(2, 11, 16, requires_grad=True)
+    mask = torch.zeros(2, 11, dtype=torch.bool)
+    mask[0, :4] = True
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for padding in (None, mask):
+        expected = torch.autograd.grad(layer(x, padding).square().sum(), x)[0]
+        actual = torch.autograd.grad(compiled(x, padding).square().sum(), x)[0]
+        assert largest(actual - expected) < 1e-4 * largest(expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_code_gives_the_same_numbers(backend):
+    layer = make_layer(torch.float32, levels=2)
+    x = torch.randn(2, 11, 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    assert largest(compiled(x) - layer(x)) < 1e-5
+
+
+def test_autocast_runs_in_bfloat16_close_to_float32():
+    layer = make_layer(torch.float32, rotary=True)
+    x = torch.randn(2, 11, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = layer(x)
+    assert half.dtype == torch.bfloat16
+    assert largest(half.float() - layer(x)) < 0.05 * largest(layer(x))
+
+
+def test_a_layer_in_half_precision_gives_half_precision():
+    layer = make_layer(torch.bfloat16)
+    assert layer(torch.randn(1, 9, 16, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    cache = HKTCache()
+    for _ in range(3):
+        output = layer(torch.randn(1, 1, 16, dtype=torch.bfloat16), cache=cache)
+    assert output.dtype == torch.bfloat16
+
+
+def test_standard_attention_by_the_layer_is_scaled_dot_product_attention():
+    layer = make_layer(levels=1)
+    x = torch.randn(2, 9, 16, dtype=torch.float64)
+
+    def heads(y):
+        return y.unflatten(-1, (2, 8)).transpose(1, 2)
+
+    q, k, v = (heads(p(x)) for p in (layer.q_proj[0], layer.k_proj[0], layer.v_proj))
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert largest(layer(x) - layer.out_proj(attended.transpose(1, 2).flatten(2))) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"levels": 0}, "levels must be at least 1"),
+        ({"num_heads": 3}, "d_model must be a multiple"),
+        ({"downsampling": "max"}, "downsampling must be one of"),
+        ({"downsampling_width": 0}, "width"),
+        ({"values": "coarse"}, "values must be one of"),
+        ({"kernel": "rbf"}, "kernel must be one of"),
+        ({"level_weights": "uniform"}, "level_weights must be 'learned'"),
+        ({"level_weights": (0.5, 0.5)}, "level_weights must be 3 numbers"),
+        ({"level_weights": (0.5, 0.6, -0.1)}, "not negative"),
+        ({"level_weights": (0.5, 0.5, float("nan"))}, "finite"),
+        ({"level_weights": (0.5, 0.5, 0.5)}, "sum to 1"),
+        ({"relative_positions": -1}, "relative_positions"),
+        ({"kernel": "psd", "relative_positions": 4}, "relative_positions must be 0"),
+        ({"kernel": "psd", "num_heads": 8}, "multiple of 4"),
+        ({"rotary": True, "num_heads": 16}, "multiple of 2"),
+        ({"impl": "magic"}, "impl must be one of"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        ps.HKTAttention(**{"d_model": 16, "num_heads": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("x", "arguments", "error", "message"),
+    [
+        (torch.zeros(1, 4, 15), {}, ValueError, "x must have shape"),
+        (torch.zeros(4, 16), {}, ValueError, "x must have shape"),
+        (torch.zeros(1, 4, 16).long(), {}, TypeError, "x must be a floating tensor"),
+        (torch.zeros(1, 0, 16), {}, ValueError, "empty sequence"),
+        (
+            torch.zeros(1, 4, 16),
+            {"key_padding_mask": torch.zeros(1, 5).bool()},
+            ValueError,
+            "key_padding_mask",
+        ),
+        (torch.zeros(1, 4, 16), {"cu_seqlens": torch.tensor([0, 5])}, ValueError, "cu_seqlens"),
+        (torch.zeros(1, 4, 16), {"lengths": torch.tensor([1, 2])}, ValueError, "lengths"),
+        (
+            torch.zeros(1, 4, 16),
+            {"lengths": torch.tensor([1]), "cu_seqlens": torch.tensor([0, 4])},
+            ValueError,
+            "pass one of",
+        ),
+        (
+            torch.zeros(1, 4, 16),
+            {"cache": HKTCache(), "return_details": True},
+            ValueError,
+            "cache goes with",
+        ),
+    ],
+)
+def test_bad_input_is_refused_by_name(x, arguments, error, message):
+    with pytest.raises(error, match=message):
+        ps.HKTAttention(16, 2)(x, **arguments)
+
+
+def test_a_cache_is_refused_where_it_would_be_wrong():
+    with pytest.raises(ValueError, match="causal=True"):
+        ps.HKTAttention(16, 2, causal=False)(torch.zeros(1, 4, 16), cache=HKTCache())
+    layer, cache = ps.HKTAttention(16, 2), HKTCache()
+    layer(torch.zeros(2, 4, 16), cache=cache)
+    with pytest.raises(ValueError, match="batch size of the cache, 2, got 3"):
+        layer(torch.zeros(3, 1, 16), cache=cache)
