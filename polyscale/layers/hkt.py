@@ -188,7 +188,8 @@ class HKTAttention(nn.Module):
         numbers, indices = _blocks(x, self.levels, packed)
         queries, keys = self._queries_and_keys(inputs, numbers)
         values = self._values(inputs)
-        value = self._merge_values([v[:, :, i] for v, i in zip(values, indices, strict=False)])
+        coarse = [v[:, :, i] for v, i in zip(values[1:], indices[1 : len(values)], strict=True)]
+        value = self._merge_values([values[0], *coarse])
         weights, bias = self.level_weights, list(self.relative_bias) or None
         attended = attend(
             queries,

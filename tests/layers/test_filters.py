@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,7 +79,7 @@ def test_packed_sequences_are_filtered_apart():
     x = torch.randn(1, sum(lengths), 2)
     bounds = torch.tensor([0, 5, 6, 15])
     together = hierarchy(x, PackedLayout.from_cu_seqlens(bounds, 4))
-    apart = [hierarchy(x[:, start:end]) for start, end in zip(bounds[:-1], bounds[1:])]
+    apart = [hierarchy(x[:, start:end]) for start, end in itertools.pairwise(bounds)]
     for level in range(4):
         assert torch.allclose(together[level], torch.cat([made[level] for made in apart], 1))
 

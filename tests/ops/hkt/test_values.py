@@ -93,8 +93,11 @@ def test_a_padded_row_is_what_its_real_tokens_give_alone(impl, causal, start):
     )
     counts = [level_length(10, level) for level in range(3)]
     alone = ps.hkt_attention(
-        [queries[0][:, :, real], *(q[:, :, :n] for q, n in zip(queries[1:], counts[1:]))],
-        [keys[0][:, :, real], *(k[:, :, :n] for k, n in zip(keys[1:], counts[1:]))],
+        [
+            queries[0][:, :, real],
+            *(q[:, :, :n] for q, n in zip(queries[1:], counts[1:], strict=True)),
+        ],
+        [keys[0][:, :, real], *(k[:, :, :n] for k, n in zip(keys[1:], counts[1:], strict=True))],
         value[:, :, real],
         weights,
         causal=causal,

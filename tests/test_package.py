@@ -1,0 +1,79 @@
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import polyscale as ps
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(ps.__path__, "polyscale.") if not module.ispkg
+)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def python(code: str) -> str:
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def test_everything_in_all_can_be_had():
+    for name in ps.__all__:
+        assert getattr(ps, name) is not None
+    assert set(ps.__all__) <= set(dir(ps))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ps.nothing
+
+
+def test_importing_polyscale_imports_no_extra():
+    code = "import sys, polyscale; print([m for m in ('transformers', 'numpy.random', 'scipy', "
+    code += "'matplotlib', 'typer', 'rich', 'entmax') if m in sys.modules and m != 'numpy.random'])"
+    assert python(code).strip() == "[]"
+
+
+def test_polyscale_adds_less_than_0_3_seconds_to_torch():
+    code = "import time, torch; start = time.perf_counter(); import polyscale; "
+    code += "print(time.perf_counter() - start)"
+    assert min(float(python(code)) for _ in range(3)) < 0.3
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_examples_in_docstrings_are_true(module):
+    results = doctest.testmod(importlib.import_module(module))
+    assert results.failed == 0
+
+
+def snippets(page: Path) -> str:
+    """All Python snippets of a page as one program: later ones use what earlier ones made."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_the_snippets_of_the_documentation_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippets(page), page.name, "exec"), {"__name__": "snippets"})
+
+
+def test_the_readme_has_a_snippet_for_every_height():
+    code = snippets(ROOT / "README.md")
+    for name in ("ps.hkt_attention(", "ps.HKTAttention(", "ps.HKTConfig("):
+        assert name in code
+
+
+def test_the_commands_of_the_readme_are_in_the_makefile():
+    makefile = (ROOT / "Makefile").read_text()
+    commands = re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {"demo", "test"} <= set(commands)
+    for command in commands:
+        assert re.search(rf"^{command}:", makefile, re.MULTILINE), command
+
+
+def test_the_version_is_the_same_everywhere():
+    assert f'version = "{ps.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {ps.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {ps.__version__}" in (ROOT / "CHANGELOG.md").read_text()
