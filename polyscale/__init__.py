@@ -8,7 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from polyscale.layers.hkt import HKTAttention
-from polyscale.ops.hkt.api import hkt_attention, implementations
+from polyscale.layers.hsa import HSAAttention, HTELayer
+from polyscale.ops.hkt.api import hkt_attention
+from polyscale.ops.hsa import hsa_attention, hsa_energy, hsa_matrix
+from polyscale.ops.implementations import implementations
+from polyscale.trees import SignalTree
 
 if TYPE_CHECKING:
     from polyscale.models import (
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
         HKTForSequenceClassification,
         HKTForTokenClassification,
         HKTModel,
+        HSAConfig,
+        HSAForCausalLM,
+        HSAModel,
     )
 
 __version__ = "0.1.0"
@@ -28,6 +35,9 @@ _MODELS = (
     "HKTForSequenceClassification",
     "HKTForTokenClassification",
     "HKTModel",
+    "HSAConfig",
+    "HSAForCausalLM",
+    "HSAModel",
 )
 
 __all__ = [
@@ -37,7 +47,16 @@ __all__ = [
     "HKTForSequenceClassification",
     "HKTForTokenClassification",
     "HKTModel",
+    "HSAAttention",
+    "HSAConfig",
+    "HSAForCausalLM",
+    "HSAModel",
+    "HTELayer",
+    "SignalTree",
     "hkt_attention",
+    "hsa_attention",
+    "hsa_energy",
+    "hsa_matrix",
     "implementations",
 ]
 

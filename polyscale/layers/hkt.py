@@ -303,10 +303,7 @@ class HKTAttention(nn.Module):
         batch, length = x.shape[:2]
         assert cache.lengths is not None
         count = torch.full((batch,), length, device=x.device) if lengths is None else lengths
-        if batch != len(cache.lengths):
-            raise ValueError(
-                f"x must have the batch size of the cache, {len(cache.lengths)}, got {batch}"
-            )
+        cache.check_batch(batch)
         inputs, numbers, tails = self.hierarchy.extend(x, cache.tails, cache.lengths, count)
         queries, keys = self._queries_and_keys(inputs, numbers)
         values = self._values(inputs)

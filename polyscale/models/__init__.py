@@ -11,6 +11,11 @@ from polyscale.models.hkt.heads import (  # noqa: E402
     HKTForTokenClassification,
 )
 from polyscale.models.hkt.modeling import HKTModel  # noqa: E402
+from polyscale.models.hsa.configuration import HSAConfig  # noqa: E402
+from polyscale.models.hsa.modeling import HSAForCausalLM, HSAModel  # noqa: E402
+from polyscale.models.hte.collation import collate_trees  # noqa: E402
+from polyscale.models.hte.configuration import HTEConfig  # noqa: E402
+from polyscale.models.hte.modeling import HTEForClassification, HTEModel  # noqa: E402
 
 __all__ = [
     "HKTConfig",
@@ -18,4 +23,11 @@ __all__ = [
     "HKTForSequenceClassification",
     "HKTForTokenClassification",
     "HKTModel",
+    "HSAConfig",
+    "HSAForCausalLM",
+    "HSAModel",
+    "HTEConfig",
+    "HTEForClassification",
+    "HTEModel",
+    "collate_trees",
 ]

@@ -20,9 +20,9 @@ from transformers.utils.generic import can_return_tuple
 from polyscale.layers.filters import CausalFilter
 from polyscale.layers.hkt import HKTAttention
 from polyscale.layers.hkt_cache import HKTCache
-from polyscale.models.hkt.cache import layer_states
+from polyscale.models.cache import layer_states
 from polyscale.models.hkt.configuration import HKTConfig
-from polyscale.models.hkt.inputs import ModelInputs
+from polyscale.models.inputs import ModelInputs
 
 
 class HKTBlock(GradientCheckpointingLayer):
@@ -178,7 +178,7 @@ class HKTModel(HKTPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         states = None
         if past_key_values is not None:
-            states = layer_states(past_key_values, len(self.blocks))
+            states = layer_states(past_key_values, HKTCache, len(self.blocks))
         embedded = self._embed(input_ids, inputs_embeds, input_values)
         inputs = ModelInputs.read(embedded, attention_mask, cu_seqlens, states, kwargs)
         x = inputs.line_up(embedded)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -136,27 +135,6 @@ def implementation(name: str) -> Callable[..., Tensor]:
         known = ", ".join(repr(known) for known in ("auto", *IMPLEMENTATIONS))
         raise ValueError(f"impl must be one of {known}, got {name!r}")
     return IMPLEMENTATIONS[name]
-
-
-class Implementation(NamedTuple):
-    """One way to compute an operation, and whether it can run here."""
-
-    operation: str
-    name: str
-    available: bool
-    reason: str
-
-
-def implementations() -> list[Implementation]:
-    """What can run here, and why the others cannot.
-
-    >>> [found.name for found in implementations() if found.available]
-    ['reference', 'sdpa']
-    """
-    return [
-        Implementation("hkt_attention", "reference", True, "dense, any dtype, memory T^2"),
-        Implementation("hkt_attention", "sdpa", True, "exact, memory linear in T"),
-    ]
 
 
 def _check_tensors(queries: Sequence[Tensor], keys: Sequence[Tensor], value: Tensor) -> None:

@@ -1,12 +1,13 @@
 """How a batch is laid out: read once from what the caller passed, used by every block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyscale.layers.hkt_cache import HKTCache
+from polyscale.layers.cache import RowCache
 from polyscale.ops.hkt.api import check_cu_seqlens
 from polyscale.ops.hkt.layout import PackedLayout, Padding
 
@@ -20,7 +21,7 @@ class ModelInputs:
 
     padding: Padding | None
     cu_seqlens: Tensor | None
-    past: HKTCache | None  # of any layer: all have seen the same tokens
+    past: RowCache | None  # of any layer: all have seen the same tokens
 
     @classmethod
     def read(
@@ -28,7 +29,7 @@ class ModelInputs:
         embedded: Tensor,
         attention_mask: Tensor | None,
         cu_seqlens: Tensor | None,
-        states: list[HKTCache] | None,
+        states: Sequence[RowCache] | None,
         kwargs: dict[str, Any],
     ) -> "ModelInputs":
         """Check the arguments of a forward call against each other."""
@@ -51,14 +52,14 @@ class ModelInputs:
             padding = cls._padding(attention_mask, batch, length, past)
         inputs = cls(padding, cu_seqlens, past)
         if kwargs.get("token_type_ids") is not None and bool(kwargs["token_type_ids"].any()):
-            raise ValueError("token_type_ids must be all 0: HKT models have one kind of token")
+            raise ValueError("token_type_ids must be all 0: these models have one kind of token")
         if kwargs.get("position_ids") is not None:
             inputs._check_position_ids(kwargs["position_ids"], embedded)
         return inputs
 
     @staticmethod
     def _padding(
-        attention_mask: Tensor, batch: int, length: int, past: HKTCache | None
+        attention_mask: Tensor, batch: int, length: int, past: RowCache | None
     ) -> Padding | None:
         columns = length + (0 if past is None else past.columns)
         if attention_mask.shape != (batch, columns):

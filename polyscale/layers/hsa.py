@@ -1,0 +1,361 @@
+"""Hierarchical Self-Attention as layers."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyscale.layers.hsa_cache import HSACache
+from polyscale.layers.positions import rotate
+from polyscale.ops.hkt.reference import accumulation_dtype, masked_softmax
+from polyscale.ops.hsa import hsa_attention
+from polyscale.trees import SignalTree
+
+MAX_DEPTH = 32  # of trees that learned alphas tell apart; deeper families share the last one
+ATTENTIONS = ("hierarchical", "none")
+
+
+class HSAAttention(nn.Module):
+    """Multi-head self-attention of the leaves of a tree, `[B, N, d_model]` to the same.
+
+    Queries and keys are normalised per head, after the projection and with no learned scale:
+    all have the same length then, so that the paper's energy, half the squared distance of a
+    query and a key, and their dot product differ by a constant.
+
+    Args:
+        d_model: width of the input.
+        num_heads: heads; each has `d_model / num_heads` channels.
+        tie: `"blocks"` (the paper's) or `"columns"` (closer to softmax; needed for `causal`).
+        causal: whether a leaf sees only itself and what is left of it.
+        include_self: whether a leaf attends to itself.
+        modalities: names of the leaves' modalities; each has projections of its own.
+        position_width: width of the node embeddings passed as `positions`; 0 for none. Each
+            domain has a projection of its own.
+        normalize: whether queries and keys are normalised.
+        query_residual: add the queries to what was attended (the paper's layer).
+        rotary: rotate queries and keys by their position in the sequence of leaves.
+        alpha: 1 for softmax, more for sparse entmax families, `"learned"` for one value per
+            depth between 1 and 2.
+        bias: whether the projections have a bias.
+        attention: `"none"` leaves the attention out (the DeepSet baseline).
+        impl: see `polyscale.hsa_attention`.
+
+    Example:
+        >>> tree = SignalTree.from_windows(20, (4, 4))
+        >>> HSAAttention(16, 2)(torch.randn(3, 20, 16), tree).shape
+        torch.Size([3, 20, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        tie: str = "blocks",
+        causal: bool = False,
+        include_self: bool = True,
+        modalities: Sequence[str] = ("default",),
+        position_width: int = 0,
+        normalize: bool = True,
+        query_residual: bool = False,
+        rotary: bool = False,
+        alpha: float | str = 1.0,
+        bias: bool = True,
+        attention: str = "hierarchical",
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or d_model < 1 or d_model % num_heads:
+            raise ValueError(
+                f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}"
+            )
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention must be one of {ATTENTIONS}, got {attention!r}")
+        if tie not in ("blocks", "columns"):
+            raise ValueError(f"tie must be 'blocks' or 'columns', got {tie!r}")
+        if causal and tie != "columns":
+            raise ValueError(
+                "causal needs tie='columns': with tied queries later tokens reach earlier rows"
+            )
+        if not modalities:
+            raise ValueError("modalities must name at least one, got none")
+        if isinstance(alpha, str) and alpha != "learned":
+            raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")
+        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, d_model // num_heads
+        if rotary and self.head_dim % 2:
+            raise ValueError(f"rotary needs an even head dimension, got {self.head_dim}")
+        self.tie, self.causal, self.include_self = tie, causal, include_self
+        self.modalities, self.attention, self.impl = tuple(modalities), attention, impl
+        self.normalize, self.query_residual, self.rotary = normalize, query_residual, rotary
+        self.qkv_proj = nn.ModuleList(nn.Linear(d_model, 3 * d_model, bias) for _ in modalities)
+        self.out_proj = nn.Linear(d_model, d_model, bias)
+        self.position_proj = nn.ModuleDict()
+        if position_width:
+            for domain in SignalTree.DOMAINS:
+                self.position_proj[domain] = nn.Linear(position_width, d_model, bias=False)
+        self.fixed_alpha = None if alpha == "learned" else float(alpha)
+        self.alpha_logits: nn.Parameter | None = None
+        if alpha == "learned":
+            self.alpha_logits = nn.Parameter(torch.zeros(MAX_DEPTH))
+
+    def forward(
+        self,
+        x: Tensor,
+        tree: SignalTree | None = None,
+        key_padding_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: HSACache | None = None,
+        closes: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            x: `[B, N, d_model]` with one tree of N rows for all, or a batched tree of B * N rows,
+                one for each; or packed `[N, d_model]` with a batched tree. With a filled cache,
+                the new tokens.
+            tree: a SignalTree. Not needed with a filled cache.
+            key_padding_mask: bool `[B, N]` (`[N]` if packed), True for rows to leave out.
+            positions: node embeddings `[M, position_width]`, of `DomainPositions`.
+            cache: what earlier calls saw; it is extended by this one.
+            closes: with a cache: `[B, N]`, how many levels of the hierarchy close right before
+                each token, counted from the leaves' families up.
+            lengths: with a cache: `[B]`, how many tokens of each row are real; they come first.
+        """
+        self._check(x, tree, cache, closes)
+        if cache is not None and not cache.is_empty:
+            assert closes is not None
+            return self._continue(x, cache, closes, lengths)
+        assert tree is not None
+        # Rows with a tree each are one packed row.
+        rows = x.flatten(0, 1) if x.dim() == 3 and tree.num_rows != x.shape[1] else x
+        query, key, value = self._project(rows, tree)
+        if self.rotary:
+            position = self._leaf_rank(tree)
+            query, key = rotate(query, position), rotate(key, position)
+        attended = query
+        if self.attention != "none":
+            packed = rows.dim() == 2
+            attended = hsa_attention(
+                query.squeeze(0) if packed else query,
+                key.squeeze(0) if packed else key,
+                value.squeeze(0) if packed else value,
+                tree,
+                tie=self.tie,
+                causal=self.causal,
+                include_self=self.include_self,
+                key_padding_mask=key_padding_mask,
+                position_scores=self._position_scores(tree, positions),
+                alpha=self._alpha(tree),
+                impl=self.impl,
+            )
+            attended = attended[None] if packed else attended  # [B, H, N, D]
+            if self.query_residual:
+                attended = attended + query
+        if cache is not None:
+            assert closes is not None
+            if lengths is None:
+                lengths = torch.full((len(x),), x.shape[1], device=x.device)
+            cache.start(self._by_row(key, x), self._by_row(value, x), closes, lengths)
+        return self.out_proj(attended.transpose(1, 2).flatten(2)).view(x.shape)
+
+    def _project(self, x: Tensor, tree: SignalTree | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, `[B, H, N, D]` each (`B = 1` if packed)."""
+        if len(self.qkv_proj) == 1 or tree is None:
+            projected = self.qkv_proj[0](x)
+        else:
+            modality = self._row_modality(tree)  # [N]
+            projected = self.qkv_proj[0](x)
+            for number, projection in enumerate(self.qkv_proj):
+                rows = (modality == number).nonzero().flatten()
+                if number and rows.numel():
+                    part = projection(x.index_select(-2, rows))
+                    projected = projected.index_copy(-2, rows, part)
+        if projected.dim() == 2:
+            projected = projected[None]
+        parts = projected.unflatten(-1, (3, self.num_heads, self.head_dim))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        if self.normalize:
+            query, key = (F.layer_norm(part, (self.head_dim,)) for part in (query, key))
+        return query, key, value.to(query.dtype)
+
+    def _by_row(self, part: Tensor, x: Tensor) -> Tensor:
+        """Packed or not, as `[B, H, N, D]` for `x` `[B, N, d_model]`."""
+        return part.transpose(1, 2).reshape(*x.shape[:2], *part.shape[1::2]).transpose(1, 2)
+
+    def _row_modality(self, tree: SignalTree) -> Tensor:
+        unknown = [name for name in tree.modality_names if name not in self.modalities]
+        if unknown:
+            raise ValueError(
+                f"modalities must hold the tree's: {unknown} not in {list(self.modalities)}"
+            )
+        table = [self.modalities.index(name) for name in tree.modality_names]
+        number = torch.tensor([*table, -1], device=tree.device)[tree.modality]  # [M]
+        return torch.where(tree.row_node >= 0, number[tree.row_node.clamp(min=0)], 0)
+
+    def _leaf_rank(self, tree: SignalTree) -> Tensor:
+        """Each row's position from the left in its own tree, `[N]`."""
+        node = tree.row_node.clamp(min=0)
+        rank = tree.leaf_begin[node]
+        starts = tree.leaf_begin[: tree.num_trees].contiguous()
+        return rank - starts[torch.searchsorted(starts, rank, right=True) - 1]
+
+    def _position_scores(self, tree: SignalTree, positions: Tensor | None) -> Tensor | None:
+        """`[H, M, D]`, by the projection of each parent's domain."""
+        if not self.position_proj:
+            if positions is not None:
+                raise ValueError("positions need a layer made with position_width > 0")
+            return None
+        if positions is None or positions.shape[0] != tree.num_nodes:
+            got = None if positions is None else list(positions.shape)
+            raise ValueError(f"positions must be [M, width] with M = {tree.num_nodes}, got {got}")
+        domain = torch.where(tree.parent >= 0, tree.domain[tree.parent.clamp(min=0)], -1)
+        projected = positions.new_zeros(tree.num_nodes, self.d_model)
+        for code, name in enumerate(tree.DOMAINS):
+            nodes = (domain == code).nonzero().flatten()
+            if nodes.numel():
+                part = self.position_proj[name](positions[nodes])
+                projected = projected.to(part.dtype).index_copy(0, nodes, part)
+        return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1)
+
+    def _alpha(self, tree: SignalTree) -> float | Tensor:
+        if self.alpha_logits is None:
+            assert self.fixed_alpha is not None
+            return self.fixed_alpha
+        depth = torch.arange(max(1, tree.max_depth), device=self.alpha_logits.device)
+        return 1 + torch.sigmoid(self.alpha_logits[depth.clamp(max=MAX_DEPTH - 1)])
+
+    def _continue(
+        self, x: Tensor, cache: HSACache, closes: Tensor, lengths: Tensor | None
+    ) -> Tensor:
+        """New tokens one after the other, each over the open families and itself."""
+        cache.check_batch(len(x))
+        query, key, value = self._project(x, None)
+        assert cache.lengths is not None
+        steps = torch.arange(x.shape[1], device=x.device)
+        if self.rotary:
+            position = cache.lengths[:, None] + steps
+            query, key = rotate(query, position), rotate(key, position)
+        outputs = []
+        for t in range(x.shape[1]):
+            now = slice(t, t + 1)
+            rows = torch.ones(len(x), dtype=torch.bool, device=x.device)
+            if lengths is not None:
+                rows = t < lengths
+            cache.step(closes[:, t], key[:, :, now], value[:, :, now], rows)
+            outputs.append(
+                self._attend_open(query[:, :, now], key[:, :, now], value[:, :, now], cache)
+            )
+            cache.add(key[:, :, now], value[:, :, now], rows)
+        attended = torch.cat(outputs, dim=2)
+        if self.query_residual:
+            attended = attended + query
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+    def _attend_open(self, query: Tensor, key: Tensor, value: Tensor, cache: HSACache) -> Tensor:
+        """One token over the closed nodes of every open family, and itself: `[B, H, 1, D]`."""
+        dtype = accumulation_dtype(query.dtype)
+        scale = self.head_dim**-0.5
+        with torch.autocast(query.device.type, enabled=False):
+            scores, allowed, values = [], [], []
+            for family in cache.families:
+                score = scale * query.to(dtype) @ family.keys.to(dtype).mT  # [B, H, 1, room]
+                scores.append(score + family.counts.clamp(min=1).to(dtype).log().mT)
+                allowed.append(family.present().mT)
+                values.append(family.values)
+            if self.include_self:
+                scores.append(scale * query.to(dtype) @ key.to(dtype).mT)
+                allowed.append(torch.ones_like(allowed[0][..., :1]))
+                values.append(value)
+            weights = masked_softmax(torch.cat(scores, -1), torch.cat(allowed, -1))
+            return (weights @ torch.cat(values, 2).to(dtype)).to(value.dtype)
+
+    def _check(
+        self,
+        x: Tensor,
+        tree: SignalTree | None,
+        cache: HSACache | None,
+        closes: Tensor | None,
+    ) -> None:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(
+                f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}"
+            )
+        if x.dim() not in (2, 3) or x.shape[-1] != self.d_model:
+            raise ValueError(
+                f"x must have shape [B, N, d_model] or [N, d_model] with d_model = {self.d_model}, "
+                f"got {tuple(x.shape)}"
+            )
+        if cache is None:
+            if tree is None:
+                raise ValueError("tree must be given, got None")
+            allowed = {x.shape[-2], x.shape[0] * x.shape[-2]} if x.dim() == 3 else {len(x)}
+            if tree.num_rows not in allowed:
+                raise ValueError(
+                    f"tree must have {' or '.join(str(n) for n in sorted(allowed))} rows for x of "
+                    f"shape {tuple(x.shape)}, got {tree.num_rows}"
+                )
+            return
+        if not self.causal:
+            raise ValueError("cache needs causal=True: later tokens change earlier ones else")
+        if self.fixed_alpha != 1.0:
+            raise ValueError("cache needs alpha=1: sparse families cannot be decoded step by step")
+        if self.position_proj or len(self.qkv_proj) > 1:
+            raise ValueError("cache goes with one modality and without node positions")
+        if x.dim() != 3 or closes is None or closes.shape != x.shape[:2]:
+            got = None if closes is None else list(closes.shape)
+            raise ValueError(
+                f"cache needs x [B, N, d_model] and closes [B, N] = {list(x.shape[:2])}, got {got}"
+            )
+        if tree is None and cache.is_empty:
+            raise ValueError("tree must be given for the first tokens of a cache, got None")
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return (
+            f"{self.d_model}, num_heads={self.num_heads}, tie={self.tie!r}, "
+            f"causal={self.causal}, modalities={self.modalities}"
+        )
+
+
+class HTELayer(nn.Module):
+    """The hierarchical transformer encoder's layer.
+
+    Attention with the residual on the queries, a linear map and a norm; then an MLP with a
+    residual. Takes the options of `HSAAttention`.
+
+    Example:
+        >>> tree = SignalTree.from_nested([[0, 1, 2], [3, 4]])
+        >>> HTELayer(16, 2)(torch.randn(5, 16), tree).shape
+        torch.Size([5, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        intermediate_size: int | None = None,
+        dropout: float = 0.0,
+        layer_norm_eps: float = 1e-5,
+        **attention: object,
+    ) -> None:
+        super().__init__()
+        hidden = intermediate_size or 4 * d_model
+        self.attention = HSAAttention(d_model, num_heads, query_residual=True, **attention)  # type: ignore[arg-type]
+        self.norm = nn.LayerNorm(d_model, layer_norm_eps)
+        self.mlp = nn.Sequential(nn.Linear(d_model, hidden), nn.GELU(), nn.Linear(hidden, d_model))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        tree: SignalTree,
+        key_padding_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Leaves `[B, N, d_model]` or packed `[N, d_model]` to the same."""
+        attended = self.attention(x, tree, key_padding_mask, positions)
+        x = self.norm(self.dropout(attended))
+        return x + self.dropout(self.mlp(x))

@@ -1,0 +1,155 @@
+"""What one causal HSA layer remembers while it writes: the newest token's ancestors and their
+children, nothing else. With families of at most b that is O(b log_b N) for N tokens.
+
+Level 0 holds the tokens of the open family; level k the closed nodes of height k in the family
+that is open above them, each as its mean key, mean value and number of tokens. When a family
+closes, its members become one node of the level above. Rows open and close at their own times.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polyscale.layers.cache import RowCache, append
+from polyscale.ops.hkt.reference import accumulation_dtype
+
+
+@dataclass(frozen=True)
+class OpenFamily:
+    """The closed children of the node that is open one level up."""
+
+    keys: Tensor  # [B, H, room, D] means
+    values: Tensor  # [B, H, room, Dv] means
+    counts: Tensor  # [B, 1, room, 1] tokens under each
+    filled: Tensor  # [B] how many there are
+
+    @classmethod
+    def empty(cls, key: Tensor, value: Tensor) -> "OpenFamily":
+        """No members yet; `key` and `value` `[B, H, *, D]` show the shapes."""
+        batch = key.shape[0]
+        return cls(
+            key[:, :, :0],
+            value[:, :, :0],
+            torch.zeros(batch, 1, 0, 1, dtype=torch.int64, device=key.device),
+            torch.zeros(batch, dtype=torch.int64, device=key.device),
+        )
+
+    def present(self) -> Tensor:
+        """Which places hold a member, `[B, 1, room, 1]`."""
+        place = torch.arange(self.keys.shape[2], device=self.keys.device)
+        return (place < self.filled[:, None])[:, None, :, None]
+
+    def mean(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The family as one node: mean key and value `[B, H, 1, D]`, and its count."""
+        counts = self.counts * self.present()
+        total = counts.sum(2, keepdim=True)
+        dtype = accumulation_dtype(self.keys.dtype)
+        share = counts.to(dtype) / total.clamp(min=1)
+        key, value = (
+            (part.to(dtype) * share).sum(2, keepdim=True).to(part.dtype)
+            for part in (self.keys, self.values)
+        )
+        return key, value, total
+
+    def add(self, key: Tensor, value: Tensor, count: Tensor, rows: Tensor) -> "OpenFamily":
+        """One more member in the given rows `[B]` (bool)."""
+        # Elsewhere the place written to stays beyond what is filled.
+        room = int(self.filled.max()) + 1
+        return OpenFamily(
+            append(self.keys, key, self.filled, room),
+            append(self.values, value, self.filled, room),
+            append(self.counts, count, self.filled, room),
+            self.filled + rows,
+        )
+
+
+class HSACache(RowCache):
+    """The open families of every level. Pass one object per layer to `HSAAttention`."""
+
+    def __init__(self) -> None:
+        self.families: list[OpenFamily] = []  # from the tokens up
+        self.last_token: Tensor | None = None  # [B], for structures that follow the text
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.families = [
+            OpenFamily(*(change(part) for part in vars(family).values()))
+            for family in self.families
+        ]
+        if self.last_token is not None:
+            self.last_token = change(self.last_token)
+
+    @property
+    def size(self) -> int:
+        """Entries kept per row, all levels together."""
+        return sum(int(family.filled.max()) for family in self.families)
+
+    def start(self, key: Tensor, value: Tensor, closes: Tensor, lengths: Tensor) -> None:
+        """Fill with whole prompts `[B, H, T, D]`, real tokens first.
+
+        `closes` `[B, T]` is how many levels close right before each token.
+        """
+        batch, _, length, _ = key.shape
+        position = torch.arange(length, device=key.device)
+        real = position < lengths[:, None]  # [B, T]
+        levels = int(closes.max()) if closes.numel() else 0
+        # Number of the node of each height that a token lies in; height 0 is the token.
+        numbers = [position.expand(batch, -1)]
+        numbers += [(closes >= height).cumsum(1) for height in range(1, levels + 1)]
+        last = (lengths - 1).clamp(min=0)[:, None]
+        self.families = []
+        for height, number in enumerate(numbers):
+            newest = number.gather(1, last)  # [B, 1] the node the last token lies in
+            inside = real
+            if height < levels:
+                above = numbers[height + 1]
+                inside = real & (above == above.gather(1, last))
+            if height:
+                inside = inside & (number < newest)  # the newest node is still open
+            first = torch.where(inside, number, length).amin(1, keepdim=True)  # [B, 1]
+            stop = newest + (1 if height == 0 else 0)
+            filled = torch.where(inside.any(1), (stop - first)[:, 0], 0)
+            room = int(filled.max()) if batch else 0
+            # Members are summed at their place in the family; what lies elsewhere goes beyond it.
+            place = torch.where(inside, number - first, room)  # [B, T]
+            self.families.append(_grouped(key, value, place, room, filled))
+        self.lengths, self.columns, self.device = lengths, length, key.device
+
+    def step(self, closes: Tensor, key: Tensor, value: Tensor, rows: Tensor) -> None:
+        """Close `closes` `[B]` levels, from the bottom, in the given rows."""
+        for height in range(int((closes * rows).max()) if len(closes) else 0):
+            due = rows & (closes > height)
+            family = self.families[height]
+            if height + 1 == len(self.families):
+                self.families.append(OpenFamily.empty(key, value))
+            closing = due & (family.filled > 0)
+            self.families[height + 1] = self.families[height + 1].add(*family.mean(), closing)
+            self.families[height] = replace(family, filled=torch.where(due, 0, family.filled))
+
+    def add(self, key: Tensor, value: Tensor, rows: Tensor) -> None:
+        """One more token, `[B, H, 1, D]`, in the given rows."""
+        if not self.families:
+            self.families = [OpenFamily.empty(key, value)]
+        one = torch.ones(key.shape[0], 1, 1, 1, dtype=torch.int64, device=key.device)
+        self.families[0] = self.families[0].add(key, value, one, rows)
+        if self.lengths is None:
+            self.lengths = torch.zeros_like(self.families[0].filled)
+        self.lengths = self.lengths + rows
+        self.columns += 1
+        self.device = key.device
+
+
+def _grouped(key: Tensor, value: Tensor, place: Tensor, room: int, filled: Tensor) -> OpenFamily:
+    """Means of the tokens that share a place `[B, T]` below `room`."""
+    dtype = accumulation_dtype(key.dtype)
+    counts = torch.zeros(len(place), room + 1, dtype=torch.int64, device=key.device)
+    counts = counts.scatter_add(1, place, torch.ones_like(place))[:, None, :, None]
+    means = []
+    for part in (key, value):
+        index = place[:, None, :, None].expand_as(part)
+        shape = (*part.shape[:2], room + 1, part.shape[3])
+        total = torch.zeros(shape, dtype=dtype, device=part.device)
+        total = total.scatter_add(2, index, part.to(dtype))
+        means.append((total / counts.clamp(min=1)).to(part.dtype)[:, :, :room])
+    return OpenFamily(means[0], means[1], counts[:, :, :room], filled)

@@ -1,0 +1,222 @@
+"""What the public functions refuse, and how they say it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from polyscale.ops.hsa.families import plans_of
+
+if TYPE_CHECKING:
+    from polyscale.trees import SignalTree
+
+PositionScores = Tensor | tuple[Tensor, Tensor] | None
+TIES = ("blocks", "columns")
+IMPLEMENTATIONS = ("auto", "reference", "torch")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a call, checked: tensors are [B, H, N, D], B = 1 if packed."""
+
+    query: Tensor  # [B, H, N, D]
+    key: Tensor  # [B, H, N, D]
+    value: Tensor  # [B, H, N, Dv]
+    tree: SignalTree
+    tie: str
+    causal: bool
+    include_self: bool
+    ignored: Tensor | None  # [B, N]
+    position_query: Tensor | None  # [H or 1, M, P]
+    position_key: Tensor | None  # [H or 1, M, P]
+    scale: float
+    alpha: Tensor | None  # [depths], None for softmax
+    impl: str
+    packed: bool
+    dtype: torch.dtype  # of the result
+
+
+def check_request(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tree: SignalTree,
+    *,
+    tie: str,
+    causal: bool,
+    include_self: bool,
+    key_padding_mask: Tensor | None,
+    position_scores: PositionScores,
+    scale: float | None,
+    alpha: float | Tensor,
+    impl: str,
+) -> Request:
+    """Refuse what cannot be meant; return the rest in one shape."""
+    _check_choice("tie", tie, TIES)
+    _check_choice("impl", impl, IMPLEMENTATIONS)
+    for name, flag in (("causal", causal), ("include_self", include_self)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}: got {flag!r}, takes True or False")
+    _check_tree(tree)
+    if causal and tie == "blocks":
+        raise ValueError(
+            'causal=True needs tie="columns": with tie="blocks" the rows of a block share the mean '
+            "of their queries, so a later token would change earlier rows"
+        )
+    _check_tensors(query, key, value, tree)
+    if causal and not plans_of(tree).rows_in_order:
+        raise ValueError(
+            "causal=True: the tree's leaves, from left to right, must carry data rows in "
+            "increasing order; got a tree whose leaves carry them in another order"
+        )
+    packed = query.dim() == 3
+    tensors = [part.unsqueeze(0) if packed else part for part in (query, key, value)]
+    batch, heads, rows, width = tensors[0].shape
+    if scale is None:
+        scale = 1 / math.sqrt(width)
+    elif isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ValueError(f"scale: got {scale!r}, takes a finite number or None for 1 / sqrt(D)")
+    positions = _check_positions(position_scores, heads, tree, query)
+    # Sixteen-bit floats are too coarse for scores: one step at 100 is already 0.06 or more.
+    working = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return Request(
+        query=tensors[0].to(working),
+        key=tensors[1].to(working),
+        value=tensors[2].to(working),
+        tree=tree,
+        tie=tie,
+        causal=causal,
+        include_self=include_self,
+        ignored=_check_mask(key_padding_mask, batch, rows, packed, query),
+        position_query=None if positions is None else positions[0].to(working),
+        position_key=None if positions is None else positions[1].to(working),
+        scale=float(scale),
+        alpha=_check_alpha(alpha, tree, query.device, working),
+        impl=impl,
+        packed=packed,
+        dtype=query.dtype,
+    )
+
+
+def _check_choice(name: str, got: Any, choices: tuple[str, ...]) -> None:
+    if got not in choices:
+        takes = ", ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f"{name}: got {got!r}, takes one of {takes}")
+
+
+def _check_tree(tree: Any) -> None:
+    needed = ("parent", "leaf_order", "leaf_row", "row_node", "depth_offsets", "tree_rows")
+    if not all(hasattr(tree, name) for name in needed):
+        raise TypeError(f"tree: got {type(tree).__name__}, takes a SignalTree")
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor, tree: SignalTree) -> None:
+    parts = {"query": query, "key": key, "value": value}
+    for name, part in parts.items():
+        if not isinstance(part, Tensor):
+            raise TypeError(f"{name}: got {type(part).__name__}, takes a tensor")
+        if not part.is_floating_point():
+            raise TypeError(f"{name}: got {part.dtype}, takes a floating-point tensor")
+        if part.dtype != query.dtype:
+            raise TypeError(f"{name}: got {part.dtype}, takes the dtype of query, {query.dtype}")
+        if part.device != query.device:
+            raise ValueError(f"{name}: is on {part.device}, query is on {query.device}")
+        if part.dim() not in (3, 4):
+            raise ValueError(
+                f"{name}: got shape {list(part.shape)}, takes [B, H, N, D] or packed [H, N, D]"
+            )
+        if part.shape[:-1] != query.shape[:-1]:
+            raise ValueError(
+                f"{name}: got shape {list(part.shape)}, takes {list(query.shape[:-1])} and a "
+                "width, as query has"
+            )
+    if key.shape != query.shape:
+        raise ValueError(f"key: got width {key.shape[-1]}, takes that of query, {query.shape[-1]}")
+    if query.shape[-1] == 0:
+        raise ValueError(f"query: got shape {list(query.shape)}, takes a width of at least 1")
+    if query.shape[-2] != tree.num_rows:
+        raise ValueError(
+            f"query: got {query.shape[-2]} rows (shape {list(query.shape)}), takes the tree's "
+            f"{tree.num_rows}"
+        )
+    if tree.parent.device != query.device:
+        raise ValueError(
+            f"tree: is on {tree.parent.device}, query is on {query.device}; move it with "
+            "tree.to(query.device)"
+        )
+
+
+def _check_mask(
+    mask: Tensor | None, batch: int, rows: int, packed: bool, query: Tensor
+) -> Tensor | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"key_padding_mask: got {got}, takes a bool tensor, True = ignore the row")
+    expected = [rows] if packed else [batch, rows]
+    if list(mask.shape) != expected:
+        raise ValueError(f"key_padding_mask: got shape {list(mask.shape)}, takes {expected}")
+    if mask.device != query.device:
+        raise ValueError(f"key_padding_mask: is on {mask.device}, query is on {query.device}")
+    return mask[None] if packed else mask
+
+
+def _check_positions(
+    scores: PositionScores, heads: int, tree: SignalTree, query: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    if scores is None:
+        return None
+    pair = (scores, scores) if isinstance(scores, Tensor) else scores
+    takes = f"[M, P] or [H or 1, M, P] with H = {heads} and M = {tree.num_nodes} nodes"
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(
+            f"position_scores: got {type(scores).__name__}, takes a tensor or a pair of tensors"
+        )
+    found = []
+    for part in pair:
+        if not isinstance(part, Tensor) or not part.is_floating_point():
+            got = part.dtype if isinstance(part, Tensor) else type(part).__name__
+            raise TypeError(f"position_scores: got {got}, takes floating-point tensors {takes}")
+        shaped = part[None] if part.dim() == 2 else part
+        if shaped.dim() != 3 or shaped.shape[0] not in (1, heads):
+            raise ValueError(f"position_scores: got shape {list(part.shape)}, takes {takes}")
+        if shaped.shape[1] != tree.num_nodes:
+            raise ValueError(f"position_scores: got shape {list(part.shape)}, takes {takes}")
+        if part.device != query.device:
+            raise ValueError(f"position_scores: is on {part.device}, query is on {query.device}")
+        found.append(shaped)
+    if found[0].shape[-1] != found[1].shape[-1]:
+        raise ValueError(
+            f"position_scores: got widths {found[0].shape[-1]} and {found[1].shape[-1]}, takes "
+            "the same width P twice"
+        )
+    return found[0], found[1]
+
+
+def _check_alpha(
+    alpha: Any, tree: SignalTree, device: torch.device, dtype: torch.dtype
+) -> Tensor | None:
+    depths = tree.max_depth
+    takes = f"a number >= 1 or a tensor with one entry for each of the {depths} depths of families"
+    if isinstance(alpha, Tensor):
+        if not alpha.is_floating_point():
+            raise TypeError(f"alpha: got a tensor of {alpha.dtype}, takes {takes}")
+        if alpha.dim() > 1 or (alpha.dim() == 1 and alpha.numel() < depths):
+            raise ValueError(f"alpha: got shape {list(alpha.shape)}, takes {takes}")
+        values = alpha.detach()
+        if not bool(((values >= 1) & values.isfinite()).all()):
+            raise ValueError(f"alpha: got {values.tolist()}, takes {takes}")
+        spread = alpha.expand(depths) if alpha.dim() == 0 else alpha[:depths]
+        return spread.to(device=device, dtype=dtype)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise TypeError(f"alpha: got {alpha!r}, takes {takes}")
+    if not (math.isfinite(alpha) and alpha >= 1):
+        raise ValueError(f"alpha: got {alpha!r}, takes {takes}")
+    if alpha == 1:
+        return None
+    return torch.full((depths,), float(alpha), device=device, dtype=dtype)

@@ -1,0 +1,26 @@
+"""What can compute our operations on this machine."""
+
+from typing import NamedTuple
+
+
+class Implementation(NamedTuple):
+    """One way to compute an operation, and whether it can run here."""
+
+    operation: str
+    name: str
+    available: bool
+    reason: str
+
+
+def implementations() -> list[Implementation]:
+    """What can run here, and why the others cannot.
+
+    >>> [found.name for found in implementations() if found.operation == "hkt_attention"]
+    ['reference', 'sdpa']
+    """
+    return [
+        Implementation("hkt_attention", "reference", True, "dense, any dtype, memory T^2"),
+        Implementation("hkt_attention", "sdpa", True, "exact, memory linear in T"),
+        Implementation("hsa_attention", "reference", True, "dense recursion, slow"),
+        Implementation("hsa_attention", "torch", True, "all families of a depth at once"),
+    ]
