@@ -7,19 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyscale.trees.checks import DOMAINS, GRID2D, KEYED, first
+from polyscale.trees.assembly import assemble
+from polyscale.trees.checks import DOMAINS, GRID2D, KEYED, count, first
 from polyscale.trees.editing import batch
 from polyscale.trees.structure import breadth_first_order, index_in_family, renumber
-from polyscale.trees.tree import SignalTree, assemble
-
-
-def count(value: Any, argument: str, least: int) -> int:
-    """Return `value` if it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument}: got {value!r}, takes a whole number")
-    if value < least:
-        raise ValueError(f"{argument}: got {value}, takes a whole number >= {least}")
-    return value
+from polyscale.trees.tree import SignalTree
 
 
 def from_nested(nested: Any) -> tuple[SignalTree, list[Any]]:
@@ -38,15 +30,17 @@ def from_nested(nested: Any) -> tuple[SignalTree, list[Any]]:
             leaves.append(value)
             path.pop()
             return
-        where = "".join(path)
         if id(value) in inside:
-            raise ValueError(f"{where}: node {node} contains itself; a tree takes no cycles")
+            raise ValueError(
+                f"{''.join(path)}: node {node} contains itself; a tree takes no cycles"
+            )
         if not len(value):
             raise ValueError(
-                f"{where}: node {node} is an empty {type(value).__name__}: no children, no row"
+                f"{''.join(path)}: node {node} is an empty {type(value).__name__}: "
+                "it has no children and carries no row"
             )
         inside.add(id(value))
-        stack.append((node, value, _members(value, where)))
+        stack.append((node, value, _members(value, path)))
 
     enter(0, nested)
     while stack:
@@ -74,11 +68,11 @@ def _domain(value: Any) -> str | None:
     return "sequence" if isinstance(value, (list, tuple)) else None
 
 
-def _members(value: Any, where: str) -> Iterator[tuple[str, str | None, Any]]:
+def _members(value: Any, path: list[str]) -> Iterator[tuple[str, str | None, Any]]:
     if isinstance(value, Mapping):
         for key, child in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{where}: got key {key!r}, takes str keys")
+                raise TypeError(f"{''.join(path)}: got key {key!r}, takes str keys")
             yield f"[{key!r}]", key, child
     elif isinstance(value, AbstractSet):
         for child in _steady_order(value):
@@ -284,11 +278,12 @@ def _record(record: Mapping[str, Any], modalities: Mapping[str, str], where: str
     forest = batch(fields)
     names = tuple(record)
     key_names = tuple(dict.fromkeys((*names, *forest.key_names)))
-    number = torch.tensor([*(key_names.index(name) for name in forest.key_names), -1])
+    number = forest.key.new_tensor([*(key_names.index(n) for n in forest.key_names), -1])
     roots = len(names)
-    key = torch.cat([torch.arange(roots), number[forest.key[roots:]]])
+    place = torch.arange(roots, device=forest.device)
+    key = torch.cat([place, number[forest.key[roots:]]])
     position = forest.position.clone()
-    position[:roots, 0] = torch.arange(roots)
+    position[:roots, 0] = place
 
     def with_root(values: Tensor, root: int) -> Tensor:
         return torch.cat([values.new_full((1, *values.shape[1:]), root), values])

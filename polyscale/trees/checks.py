@@ -20,6 +20,15 @@ def first(mask: Tensor) -> int | None:
     return int(found[0]) if found.numel() else None
 
 
+def count(value: Any, argument: str, least: int) -> int:
+    """Return `value` if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument}: got {value!r}, takes a whole number")
+    if value < least:
+        raise ValueError(f"{argument}: got {value}, takes a whole number >= {least}")
+    return value
+
+
 def whole_numbers(values: Any, argument: str, device: torch.device | None = None) -> Tensor:
     """Return `values` as an int64 tensor, refusing fractions and truth values."""
     if isinstance(values, Tensor):

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polyscale.trees.assembly import assemble
 from polyscale.trees.checks import first
 from polyscale.trees.structure import breadth_first_order, leaps, renumber
-from polyscale.trees.tree import SignalTree, assemble
+from polyscale.trees.tree import SignalTree
 
 
 def merge_names(parts: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -38,20 +39,17 @@ def batch(trees: Sequence[SignalTree]) -> SignalTree:
             )
     key_names = merge_names([tree.key_names for tree in trees])
     modality_names = merge_names([tree.modality_names for tree in trees])
-    parent, leaf_row = [], []
     tree_rows = [0]
-    nodes = 0
     for tree in trees:
-        parent.append(torch.where(tree.parent >= 0, tree.parent + nodes, -1))
-        leaf_row.append(torch.where(tree.leaf_row >= 0, tree.leaf_row + tree_rows[-1], -1))
-        nodes += tree.num_nodes
         start = tree_rows[-1]
         tree_rows.extend(start + end for end in tree.tree_rows[1:])
+    parent = _shifted([tree.parent for tree in trees], [tree.num_nodes for tree in trees])
+    leaf_row = _shifted([tree.leaf_row for tree in trees], [tree.num_rows for tree in trees])
     # Each tree is breadth-first, so sorting by depth alone makes the forest so.
     order = torch.argsort(torch.cat([tree.depth for tree in trees]), stable=True)
     return assemble(
-        renumber(torch.cat(parent), order),
-        torch.cat(leaf_row)[order],
+        renumber(parent, order),
+        leaf_row[order],
         domain=torch.cat([tree.domain for tree in trees])[order],
         position=torch.cat([tree.position for tree in trees])[order],
         key=torch.cat([reindex(tree.key, tree.key_names, key_names) for tree in trees])[order],
@@ -62,6 +60,15 @@ def batch(trees: Sequence[SignalTree]) -> SignalTree:
         modality_names=modality_names,
         tree_rows=tuple(tree_rows),
     )
+
+
+def _shifted(parts: list[Tensor], sizes: list[int]) -> Tensor:
+    """Join indices, each part's counted on from the sizes of those before it; -1 stays."""
+    device = parts[0].device
+    begin = torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)
+    lengths = torch.tensor([len(part) for part in parts], device=device)
+    joined = torch.cat(parts)
+    return torch.where(joined >= 0, joined + begin.repeat_interleave(lengths), -1)
 
 
 def tree_of_node(tree: SignalTree) -> Tensor:
@@ -131,7 +138,7 @@ def collapse(tree: SignalTree) -> SignalTree:
     parent = tree.parent[top]
     stay = (~single).nonzero().flatten()
     parent = renumber(parent, stay)
-    order = breadth_first_order(parent)
+    order = breadth_first_order(parent, top[stay])
     return _of_nodes(tree, stay[order], renumber(parent, order), top[stay[order]])
 
 
@@ -146,4 +153,24 @@ def _of_nodes(tree: SignalTree, nodes: Tensor, parent: Tensor, places: Tensor) -
         key_names=tree.key_names,
         modality_names=tree.modality_names,
         tree_rows=tree.tree_rows,
+    )
+
+
+def same(one: SignalTree, other: SignalTree) -> bool:
+    """Compare two trees of one size; names count, not how they are numbered."""
+    key_names = merge_names([one.key_names, other.key_names])
+    modality_names = merge_names([one.modality_names, other.modality_names])
+
+    def parts(tree: SignalTree) -> list[Tensor]:
+        return [
+            tree.parent,
+            tree.leaf_row,
+            tree.domain,
+            tree.position,
+            reindex(tree.key, tree.key_names, key_names),
+            reindex(tree.modality, tree.modality_names, modality_names),
+        ]
+
+    return all(
+        torch.equal(a, b.to(a.device)) for a, b in zip(parts(one), parts(other), strict=True)
     )

@@ -1,9 +1,14 @@
 """Arithmetic on parent arrays: no recursion and no loop over nodes, so depth costs only its log."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+
+# Up to this many levels, a step for each is quicker than leaps over all nodes.
+FEW_LEVELS = 64
 
 
 def leaps(parent: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -37,17 +42,25 @@ def _describe_cycle(parent: Tensor, start: int) -> str:
     )
 
 
-def ancestor_sum(parent: Tensor, weight: Tensor) -> Tensor:
-    """Sum `weight` over each node and all its ancestors."""
+def ancestor_sum(parent: Tensor, weight: Tensor, levels: Sequence[int] = ()) -> Tensor:
+    """Sum `weight` over each node and all its ancestors; `levels` if nodes are breadth-first."""
     total = weight.clone()  # [M]
+    if 0 < len(levels) <= FEW_LEVELS:
+        for begin, end in pairwise(levels[1:]):
+            total[begin:end] += total[parent[begin:end]]
+        return total
     for nodes, ancestors in leaps(parent):
         total[nodes] += total[ancestors]
     return total
 
 
-def descendant_sum(parent: Tensor, weight: Tensor) -> Tensor:
-    """Sum `weight` over each node and all its descendants."""
+def descendant_sum(parent: Tensor, weight: Tensor, levels: Sequence[int] = ()) -> Tensor:
+    """Sum `weight` over each node and all below it; `levels` if nodes are breadth-first."""
     total = weight.clone()  # [M]
+    if 0 < len(levels) <= FEW_LEVELS:
+        for begin, end in reversed(list(pairwise(levels[1:]))):
+            total.index_add_(0, parent[begin:end], total[begin:end].clone())
+        return total
     for nodes, ancestors in leaps(parent):
         # The right side is read before any of it is added to.
         total = total.index_add(0, ancestors, total[nodes])
@@ -94,24 +107,30 @@ def index_in_family(parent: Tensor) -> Tensor:
     return earlier_sibling_sum(parent, torch.ones_like(parent))
 
 
-def derive(parent: Tensor) -> dict[str, Tensor]:
+def derive(parent: Tensor) -> dict[str, Any]:
     """Return all that follows from the parents of a breadth-first forest."""
-    ones = torch.ones_like(parent)
-    inner = parent[parent >= 0]
-    child_count = torch.bincount(inner, minlength=parent.numel())
-    num_roots = parent.numel() - inner.numel()
+    below = parent[parent >= 0]
+    roots = parent.numel() - below.numel()
+    child_count = torch.bincount(below, minlength=parent.numel())
     is_leaf = child_count == 0
-    first_child = torch.where(is_leaf, 0, num_roots + child_count.cumsum(0) - child_count)
-    leaf_count = descendant_sum(parent, is_leaf.long())
-    leaf_begin = ancestor_sum(parent, earlier_sibling_sum(parent, leaf_count))
+    family_end = roots + child_count.cumsum(0)  # [M]
+    levels = [0, roots]
+    while levels[-1] < parent.numel():
+        levels.append(int(family_end[levels[-1] - 1]))
+    first_child = family_end - child_count
+    leaf_count = descendant_sum(parent, is_leaf.long(), levels)
+    earlier = leaf_count.cumsum(0) - leaf_count
+    first_sibling = torch.cat([parent.new_zeros(roots), first_child[below]])
+    leaf_begin = ancestor_sum(parent, earlier - earlier[first_sibling], levels)
     leaves = is_leaf.nonzero().flatten()
     leaf_order = torch.empty_like(leaves)
     leaf_order[leaf_begin[leaves]] = leaves
     return {
-        "depth": ancestor_sum(parent, ones) - 1,
-        "first_child": first_child,
+        "depth": torch.repeat_interleave(torch.tensor(levels, device=parent.device).diff()),
+        "first_child": first_child.masked_fill(is_leaf, 0),
         "child_count": child_count,
         "leaf_count": leaf_count,
         "leaf_begin": leaf_begin,
         "leaf_order": leaf_order,
+        "depth_offsets": tuple(levels),
     }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
 
 from polyscale.trees import checks
-from polyscale.trees.structure import breadth_first_order, derive, index_in_family, renumber
+
+if TYPE_CHECKING:
+    from polyscale.trees.diagnostics import TreeDiagnostics
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,104 +105,301 @@ class SignalTree:
         >>> SignalTree.from_parents([2, 2, -1], rows=[1, 0, -1]).leaf_row.tolist()
         [-1, 1, 0]
         """
-        parent = checks.whole_numbers(parent, "parent")
-        checks.check_parents(parent)
-        order = breadth_first_order(parent)
-        is_leaf = torch.ones_like(parent, dtype=torch.bool)
-        is_leaf[parent[parent >= 0]] = False
-        if rows is not None:
-            leaf_row = checks.per_node(rows, "rows", parent)
-            if num_rows is None:
-                num_rows = int(leaf_row.max()) + 1
-            checks.check_rows(parent, leaf_row, num_rows)
-        elif num_rows is not None and num_rows < int(is_leaf.sum()):
-            raise ValueError(f"num_rows: got {num_rows} for {int(is_leaf.sum())} leaves")
+        from polyscale.trees import parents
 
-        domain = checks.encode(
-            "sequence" if domains is None else domains, "domains", cls.DOMAINS, parent, ~is_leaf
-        )[0]
-        key, key_names = checks.encode(keys, "keys", key_names, parent, None)
-        modality, modality_names = checks.encode(
-            "default" if modalities is None else modalities,
-            "modalities",
-            modality_names,
+        return parents.from_parents(
             parent,
-            is_leaf,
-        )
-        position = _positions(positions, parent, domain, order)
-        checks.check_labels(parent, domain, position, key, modality, key_names, modality_names)
-
-        return assemble(
-            renumber(parent, order),
-            None if rows is None else leaf_row[order],
-            domain=domain[order],
-            position=position[order],
-            key=key[order],
-            modality=modality[order],
+            rows=rows,
+            num_rows=num_rows,
+            domains=domains,
+            positions=positions,
+            keys=keys,
             key_names=key_names,
+            modalities=modalities,
             modality_names=modality_names,
-            tree_rows=None if num_rows is None else (0, num_rows),
         )
 
+    @overload
+    @classmethod
+    def from_nested(cls, nested: Any, *, return_leaves: Literal[False] = False) -> SignalTree: ...
 
-def assemble(
-    parent: Tensor,
-    leaf_row: Tensor | None = None,
-    *,
-    domain: Tensor,
-    position: Tensor,
-    key: Tensor,
-    modality: Tensor,
-    key_names: tuple[str, ...] = (),
-    modality_names: tuple[str, ...] = ("default",),
-    tree_rows: tuple[int, ...] | None = None,
-) -> SignalTree:
-    """Complete a tree whose nodes are breadth-first; `leaf_row` None is left to right."""
-    derived = derive(parent)
-    if leaf_row is None:
-        leaf_row = torch.where(derived["child_count"] == 0, derived["leaf_begin"], -1)
-    leaves = derived["leaf_order"]
-    if tree_rows is None:
-        tree_rows = (0, leaves.numel())
-    row_node = parent.new_full((tree_rows[-1],), -1)  # [N]
-    row_node[leaf_row[leaves]] = leaves
-    return SignalTree(
-        parent=parent,
-        leaf_row=leaf_row,
-        row_node=row_node,
-        domain=domain,
-        position=position,
-        key=key,
-        modality=modality,
-        key_names=key_names,
-        modality_names=modality_names,
-        depth_offsets=offsets(torch.bincount(derived["depth"])),
-        tree_rows=tree_rows,
-        **derived,
-    )
+    @overload
+    @classmethod
+    def from_nested(
+        cls, nested: Any, *, return_leaves: Literal[True]
+    ) -> tuple[SignalTree, list[Any]]: ...
 
+    @classmethod
+    def from_nested(
+        cls, nested: Any, *, return_leaves: bool = False
+    ) -> SignalTree | tuple[SignalTree, list[Any]]:
+        """Build a tree from nested lists or tuples (sequence), dicts (keyed) and sets (set).
 
-def offsets(counts: Tensor) -> tuple[int, ...]:
-    """Return where each of the parts of these sizes begins, and where the last one ends."""
-    return (0, *counts.cumsum(0).tolist())
+        Anything else is a leaf, strings and tensors too. Rows are numbered from left to right;
+        with `return_leaves` the leaves come along in that order, ready to be embedded and
+        stacked. The members of a set are sorted, so that a set always gives the same rows.
 
+        >>> tree, leaves = SignalTree.from_nested({"a": [1, 2], "b": 3}, return_leaves=True)
+        >>> leaves, tree.key_names
+        ([1, 2, 3], ('a', 'b'))
+        """
+        from polyscale.trees import builders
 
-def _positions(positions: Any, parent: Tensor, domain: Tensor, order: Tensor) -> Tensor:
-    above = torch.where(parent >= 0, domain[parent.clamp(min=0)], -1)  # [M]
-    if positions is not None:
-        given = checks.whole_numbers(positions, "positions", parent.device)
-        if given.shape == parent.shape:
-            return torch.stack([given, torch.zeros_like(given)], dim=1)
-        if given.shape != (parent.numel(), 2):
-            raise ValueError(
-                f"positions: got shape {list(given.shape)}, takes [{parent.numel()}] or "
-                f"[{parent.numel()}, 2]"
-            )
-        return given
-    node = checks.first(above == checks.GRID2D)
-    if node is not None:
-        raise ValueError(f"positions: node {node} is in a grid2d, so its row and column are needed")
-    position = parent.new_zeros(parent.numel(), 2)
-    position[order, 0] = index_in_family(renumber(parent, order))
-    position[(above == checks.SET) | (above == -1)] = 0
-    return position
+        tree, leaves = builders.from_nested(nested)
+        return (tree, leaves) if return_leaves else tree
+
+    @classmethod
+    def from_windows(
+        cls, n: int, windows: Sequence[int] = (), *, modality: str = "default"
+    ) -> SignalTree:
+        """Build a tree over `n` rows by windows, bottom to top: each groups what is below it.
+
+        `(2, 4)` makes pairs of rows and groups of four pairs; what is left hangs under the root.
+        The last window of a level may be short; levels that would hold one node are left out.
+
+        >>> SignalTree.from_windows(5, (2,)).child_count.tolist()
+        [3, 2, 2, 1, 0, 0, 0, 0, 0]
+        """
+        from polyscale.trees import builders
+
+        return builders.from_windows(n, windows, modality)
+
+    @classmethod
+    def from_text(
+        cls,
+        text: str,
+        tokenizer: Any = None,
+        *,
+        encoding: Any = None,
+        split_sentences: Callable[[str], Iterable[tuple[int, int]]] | None = None,
+        modality: str = "default",
+    ) -> SignalTree:
+        """Build root, paragraphs, sentences and tokens; row i is token i of the tokenizer.
+
+        A token belongs to the sentence where it starts, leading spaces aside; special tokens
+        are leaves directly under the root, and padding (attention mask 0) has a row but no leaf.
+        Takes a fast Hugging Face tokenizer or a bytewise one, or the `encoding` of `text` that
+        such a tokenizer has returned. `split_sentences` gives (start, end) for each sentence of
+        a paragraph.
+
+        >>> tree = SignalTree.from_text("One. Two.", tokenizer)  # doctest: +SKIP
+        """
+        from polyscale.trees import text as builder
+
+        return builder.from_text(text, tokenizer, encoding, split_sentences, modality)
+
+    @classmethod
+    def from_image(
+        cls,
+        height: int,
+        width: int,
+        patch: int | tuple[int, int] = 1,
+        *,
+        layout: str = "quadtree",
+        modality: str = "default",
+    ) -> SignalTree:
+        """Build a tree over the patches of an image; rows are its patches, row by row.
+
+        "quadtree" halves the image both ways down to single patches, "rows" makes every line
+        of patches a family, "flat" is one family. Patches at the far edges may be partial.
+
+        >>> SignalTree.from_image(28, 28, 7).leaf_count.tolist()[:5]
+        [16, 4, 4, 4, 4]
+        """
+        from polyscale.trees import builders
+
+        return builders.from_image(height, width, patch, layout, modality)
+
+    @classmethod
+    def from_linkage(
+        cls, linkage: Any, *, domain: str = "set", modality: str = "default"
+    ) -> SignalTree:
+        """Build the binary tree of a scipy linkage matrix [n - 1, 4]; row i is observation i.
+
+        >>> SignalTree.from_linkage([[0, 2, 0.1, 2], [1, 3, 0.5, 3]]).leaf_row.tolist()
+        [-1, 1, -1, 0, 2]
+        """
+        from polyscale.trees import builders
+
+        return builders.from_linkage(linkage, domain, modality)
+
+    @classmethod
+    def from_records(
+        cls, records: Any, *, modalities: Mapping[str, str] | None = None
+    ) -> SignalTree:
+        """Build a keyed tree from a record, a dict of fields, or a batch from a list of records.
+
+        A field is a number of rows (a sequence), a SignalTree, or nested data; its rows follow
+        those of the field before. Its leaves have the modality that `modalities` names for it,
+        else the field's own name.
+
+        >>> record = {"title": 3, "photo": SignalTree.from_image(32, 32, 16)}
+        >>> tree = SignalTree.from_records(record, modalities={"title": "text"})
+        >>> tree.key_names, tree.modality_names, tree.num_rows
+        (('title', 'photo'), ('text', 'photo'), 7)
+        """
+        from polyscale.trees import builders
+
+        return builders.from_records(records, modalities)
+
+    @classmethod
+    def batch(cls, trees: Sequence[SignalTree]) -> SignalTree:
+        """Join trees of any shapes into one forest; the rows of each follow those of the last.
+
+        Names of keys and modalities are merged, so indices may differ from those before.
+
+        >>> both = SignalTree.batch([SignalTree.from_windows(4, (2,)), SignalTree.from_windows(1)])
+        >>> both.num_trees, both.tree_rows
+        (2, (0, 4, 5))
+        """
+        from polyscale.trees import editing
+
+        return editing.batch(trees)
+
+    def unbatch(self) -> list[SignalTree]:
+        """Return the trees of a forest, each with its own rows from 0."""
+        from polyscale.trees import editing
+
+        return editing.unbatch(self)
+
+    def prune(self, keep: Tensor) -> SignalTree:
+        """Leave out the rows for which `keep` [N] is False, padding for one.
+
+        Rows keep their numbers and `num_rows` stays; inner nodes without leaves go.
+
+        >>> SignalTree.from_windows(3).prune(torch.tensor([True, False, True])).row_node.tolist()
+        [1, -1, 2]
+        """
+        from polyscale.trees import editing
+
+        return editing.prune(self, keep)
+
+    def collapse(self) -> SignalTree:
+        """Take out the inner nodes with one child; the child takes their place, key and position.
+
+        >>> SignalTree.from_parents([-1, 0, 1, 1]).collapse().parent.tolist()
+        [-1, 0, 0]
+        """
+        from polyscale.trees import editing
+
+        return editing.collapse(self)
+
+    def flatten(self) -> SignalTree:
+        """Hang every leaf directly under the root of its tree: one sequence, left to right.
+
+        >>> SignalTree.from_windows(5, (2,)).flatten().child_count.tolist()
+        [5, 0, 0, 0, 0, 0]
+        """
+        from polyscale.trees import reshaping
+
+        return reshaping.flatten(self)
+
+    def pool_leaves(self) -> tuple[SignalTree, Tensor]:
+        """Turn the families that hold leaves alone into leaves; return each old row's new row.
+
+        New rows are numbered from left to right; rows outside the tree get -1.
+
+        >>> tree, row_of_row = SignalTree.from_windows(5, (2,)).pool_leaves()
+        >>> tree.num_rows, row_of_row.tolist()
+        (3, [0, 0, 1, 1, 2])
+        """
+        from polyscale.trees import reshaping
+
+        return reshaping.pool_leaves(self)
+
+    def with_modality(self, name: str) -> SignalTree:
+        """Return the same tree with all leaves of the modality `name`."""
+        return replace(self, modality=self.modality.clamp(max=0), modality_names=(name,))
+
+    def validate(self) -> None:
+        """Check every tensor against all others; raise an error that names the node."""
+        from polyscale.trees import validation
+
+        validation.validate(self)
+
+    def diagnostics(self) -> TreeDiagnostics:
+        """Return depth, branching, one-child share, dilution and cost.
+
+        >>> SignalTree.from_windows(16, (4,)).diagnostics().dilution
+        3.4
+        """
+        from polyscale.trees import diagnostics
+
+        return diagnostics.diagnostics(self)
+
+    def outline(
+        self,
+        max_nodes: int = 60,
+        labels: Sequence[str] | Callable[[int], str] | None = None,
+    ) -> str:
+        """Return the tree as indented text; `labels` are one name for each row, or a function.
+
+        >>> print(SignalTree.from_windows(2).outline(labels=["x", "y"]))
+        sequence of 2 (2 leaves)
+        ├─ x
+        └─ y
+        """
+        from polyscale.trees import outline
+
+        return outline.outline(self, max_nodes, labels)
+
+    def draw(
+        self,
+        path_or_ax: Any = None,
+        *,
+        labels: Sequence[str] | Callable[[int], str] | None = None,
+        max_nodes: int = 150,
+    ) -> Any:
+        """Draw the tree with matplotlib to a file, on the given Axes, or on new ones; return them.
+
+        Levels beyond `max_nodes` nodes are hidden; nodes above them show how many leaves hide.
+        """
+        from polyscale.trees import drawing
+
+        return drawing.draw(self, path_or_ax, labels, max_nodes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tree to a .json or .safetensors file, whole or not at all."""
+        from polyscale.trees import storage
+
+        storage.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SignalTree:
+        """Read and validate a tree that `save` wrote; damaged files raise, with the reason."""
+        from polyscale.trees import storage
+
+        return storage.load(path)
+
+    def to(self, device: torch.device | str) -> SignalTree:
+        """Return the tree with its tensors on `device`; itself if they are there."""
+        tensors = {
+            field.name: getattr(self, field.name).to(device)
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), Tensor)
+        }
+        same = all(tensor is getattr(self, name) for name, tensor in tensors.items())
+        return self if same else replace(self, **tensors)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SignalTree):
+            return NotImplemented
+        if self.tree_rows != other.tree_rows or self.num_nodes != other.num_nodes:
+            return False
+        from polyscale.trees import editing
+
+        return editing.same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.num_nodes, self.tree_rows, self.depth_offsets))
+
+    def __repr__(self) -> str:
+        trees = f"trees={self.num_trees}, " if self.num_trees > 1 else ""
+        rows = "" if self.num_rows == self.num_leaves else f", rows={self.num_rows}"
+        return (
+            f"SignalTree({trees}leaves={self.num_leaves}, nodes={self.num_nodes}, "
+            f"depth={self.max_depth}{rows})"
+        )
+
+    def __str__(self) -> str:
+        return self.outline()

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polyscale.trees.checks import check_labels, check_parents, check_rows, first
 from polyscale.trees.structure import derive
-from polyscale.trees.tree import SignalTree, offsets
+from polyscale.trees.tree import SignalTree
 
 PER_NODE = (
     "parent",
@@ -35,7 +35,7 @@ def validate(tree: SignalTree) -> None:
             f"leaf_order: got {tree.num_leaves} leaves, the parents have {leaves.numel()}"
         )
     _same("leaf_order", "leaf", tree.leaf_order, leaves)
-    counted = offsets(torch.bincount(derived["depth"]))
+    counted = derived["depth_offsets"]
     if tree.depth_offsets != counted:
         raise ValueError(
             f"depth_offsets: got {_shown(tree.depth_offsets)}, counted {_shown(counted)}"
