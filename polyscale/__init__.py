@@ -24,6 +24,10 @@ if TYPE_CHECKING:
         HSAConfig,
         HSAForCausalLM,
         HSAModel,
+        HTEConfig,
+        HTEForClassification,
+        HTEModel,
+        collate_trees,
     )
 
 __version__ = "0.1.0"
@@ -38,6 +42,10 @@ _MODELS = (
     "HSAConfig",
     "HSAForCausalLM",
     "HSAModel",
+    "HTEConfig",
+    "HTEForClassification",
+    "HTEModel",
+    "collate_trees",
 )
 
 __all__ = [
@@ -51,8 +59,12 @@ __all__ = [
     "HSAConfig",
     "HSAForCausalLM",
     "HSAModel",
+    "HTEConfig",
+    "HTEForClassification",
     "HTELayer",
+    "HTEModel",
     "SignalTree",
+    "collate_trees",
     "hkt_attention",
     "hsa_attention",
     "hsa_energy",

@@ -80,8 +80,12 @@ class HSAAttention(nn.Module):
             )
         if not modalities:
             raise ValueError("modalities must name at least one, got none")
-        if isinstance(alpha, str) and alpha != "learned":
-            raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")
+        if len(set(modalities)) != len(modalities):
+            raise ValueError(f"modalities must differ, got {list(modalities)}")
+        if position_width < 0:
+            raise ValueError(f"position_width must not be negative, got {position_width}")
+        if alpha != "learned" and (isinstance(alpha, str) or not alpha >= 1):
+            raise ValueError(f"alpha must be a number of at least 1 or 'learned', got {alpha!r}")
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, d_model // num_heads
         if rotary and self.head_dim % 2:
             raise ValueError(f"rotary needs an even head dimension, got {self.head_dim}")
@@ -132,7 +136,7 @@ class HSAAttention(nn.Module):
         rows = x.flatten(0, 1) if x.dim() == 3 and tree.num_rows != x.shape[1] else x
         query, key, value = self._project(rows, tree)
         if self.rotary:
-            position = self._leaf_rank(tree)
+            position = self._leaf_rank(tree, key_padding_mask)
             query, key = rotate(query, position), rotate(key, position)
         attended = query
         if self.attention != "none":
@@ -194,12 +198,18 @@ class HSAAttention(nn.Module):
         number = torch.tensor([*table, -1], device=tree.device)[tree.modality]  # [M]
         return torch.where(tree.row_node >= 0, number[tree.row_node.clamp(min=0)], 0)
 
-    def _leaf_rank(self, tree: SignalTree) -> Tensor:
-        """Each row's position from the left in its own tree, `[N]`."""
-        node = tree.row_node.clamp(min=0)
-        rank = tree.leaf_begin[node]
+    def _leaf_rank(self, tree: SignalTree, ignored: Tensor | None) -> Tensor:
+        """Each row's position from the left in its own tree, `[N]`, or `[B, N]` with a mask."""
+        rows = tree.leaf_row[tree.leaf_order]  # left to right
+        taking = torch.ones(tree.num_rows, dtype=torch.bool, device=tree.device)
+        taking = (taking if ignored is None else ~ignored)[..., rows].long()
+        before = taking.cumsum(-1) - taking  # [..., leaves]
         starts = tree.leaf_begin[: tree.num_trees].contiguous()
-        return rank - starts[torch.searchsorted(starts, rank, right=True) - 1]
+        leaf = torch.arange(len(rows), device=tree.device)
+        first = starts[torch.searchsorted(starts, leaf, right=True) - 1]  # of the leaf's tree
+        rank = before - before[..., first]
+        position = torch.zeros(*rank.shape[:-1], tree.num_rows, dtype=rank.dtype).to(rank.device)
+        return position.index_copy(-1, rows, rank)
 
     def _position_scores(self, tree: SignalTree, positions: Tensor | None) -> Tensor | None:
         """`[H, M, D]`, by the projection of each parent's domain."""

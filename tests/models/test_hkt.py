@@ -301,8 +301,11 @@ class TestTraining:
             seed=0,
             **options,
         )
-        trainer = Trainer(model, arguments, train_dataset=self.Rows(causal))
+        rows = self.Rows(causal)
+        trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
         trainer.train()
+        assert trainer.evaluate()["eval_loss"] > 0
+        assert trainer.predict(rows).predictions.shape[0] == len(rows)
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
     def test_the_trainer_learns_a_small_task(self, tmp_path):

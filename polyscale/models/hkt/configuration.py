@@ -53,7 +53,7 @@ class HKTConfig(PreTrainedConfig):
     """
 
     model_type = "hkt"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (Trainer adds a list to it)
 
     vocab_size: int = 259
     hidden_size: int = 256

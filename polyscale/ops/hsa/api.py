@@ -68,6 +68,7 @@ def hsa_attention(
             per depth of the families' parents and may require a gradient.
         impl: "auto", "torch" or "reference" (dense and slow: the definition).
 
+    >>> from polyscale.trees import SignalTree
     >>> tree = SignalTree.from_parents([-1, 0, 0, 1, 1])
     >>> x = torch.randn(1, 2, 3, 8)
     >>> hsa_attention(x, x, x, tree).shape
@@ -109,8 +110,10 @@ def hsa_matrix(
     """Return the attention matrix `[..., N, N]` that `hsa_attention` applies: for looking at.
 
     Takes what `hsa_attention` takes, without the value. Rows sum to one, or are zero for rows that
-    have nothing to attend to; different trees of a forest do not see each other.
+    have nothing to attend to; different trees of a forest do not see each other. Sixteen-bit
+    inputs give a float32 matrix.
 
+    >>> from polyscale.trees import SignalTree
     >>> tree = SignalTree.from_parents([-1, 0, 0, 1, 1])
     >>> hsa_matrix(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), tree)[0, 0].tolist()
     [0.3333333432674408, 0.3333333432674408, 0.3333333432674408]

@@ -29,7 +29,7 @@ def family_step(
     logits = problem.by_family(bucket, scores) + bias  # [B, H, F, b, b]
     if inside is not None:
         kept = problem.by_family(bucket, inside).unsqueeze(-1)  # [B, H, F, b, 1]
-        logits = torch.where(bucket.inner_diagonal(), kept, logits)
+        logits = torch.where(bucket.inner_diagonal, kept, logits)
     if alpha is None:
         weights, value = normalise(logits, problem.may_be_empty)
     else:
@@ -102,7 +102,7 @@ def blocks_attention(problem: Problem, query: Tensor, key: Tensor, value: Tensor
             if not level.only_leaves:
                 kept.append(share.diagonal(dim1=1, dim2=2))  # [X * F, b]
             if bucket.has_inner:
-                inner = bucket.inner_diagonal()
+                inner = bucket.inner_diagonal
                 hidden = problem.by_family(bucket, share).masked_fill(inner, 0.0)
                 share = hidden.flatten(0, 2)
             pooled = values[depth][at]  # [X * F, b, Dv]

@@ -62,6 +62,7 @@ def hsa_energy(
 
     With alpha other than 1, phi is that of the entmax recursion, and there is no certificate.
 
+    >>> from polyscale.trees import SignalTree
     >>> tree = SignalTree.from_parents([-1, 0, 0, 0])
     >>> x = torch.randn(1, 3, 8, dtype=torch.float64)
     >>> abs(hsa_energy(x, x, tree).kl.item()) < 1e-12  # one family is softmax itself

@@ -39,6 +39,7 @@ class Bucket:
     uniform: bool  # no padding and all children alike: the same leaf count, all leaves or none
     has_leaves: bool
     has_inner: bool
+    inner_diagonal: Tensor  # [F or 1, b, b] the inside of an inner child in a family's matrix
     tables: dict[tuple[torch.dtype, bool, bool], Tensor] = field(default_factory=dict)
 
     @property
@@ -60,12 +61,6 @@ class Bucket:
     def leaf_segment(self) -> Tensor:
         """Return the leaves as a layout segment: -1 for padding."""
         return self.leaves.masked_fill(~self.real_leaves, -1).flatten()
-
-    def inner_diagonal(self) -> Tensor:
-        """Return where a family's matrix has the inside of an inner child: [F or 1, b, b]."""
-        rows = 1 if self.uniform else None
-        inner = (self.real & ~self.is_leaf)[:rows]  # [F or 1, b]
-        return inner[:, :, None] & torch.eye(self.size, dtype=torch.bool, device=inner.device)
 
 
 @dataclass(frozen=True)
@@ -133,7 +128,7 @@ def plans_of(tree: SignalTree) -> TreePlans:
     """Return the plans of this very tree object, made on first use and dropped with the tree."""
     if id(tree) not in _kept:
         _kept[id(tree)] = TreePlans(tree)
-        weakref.finalize(tree, _kept.pop, id(tree), None)
+        weakref.finalize(tree, _kept.pop, id(tree), None).atexit = False
     return _kept[id(tree)]
 
 
@@ -154,15 +149,14 @@ def group(sizes: Tensor, spans: Tensor) -> list[Tensor]:
         dim=0, return_inverse=True, return_counts=True
     )
     # Neighbours in this order differ little in size, then little in span.
+    shapes, numbers = pairs.tolist(), count.tolist()
     order = sorted(
-        range(len(count)),
-        key=lambda at: (int(pairs[at, 0] ** 2).bit_length(), int(pairs[at, 1])),
+        range(len(shapes)), key=lambda at: ((shapes[at][0] ** 2).bit_length(), shapes[at][1])
     )
     label = [0] * len(order)
     families = size = span = real = bucket = 0
     for at in order:
-        b, n = pairs[at].tolist()
-        number = int(count[at])
+        (b, n), number = shapes[at], numbers[at]
         padded = (families + number) * max(size, b) * max(span, n)
         limit = WASTE if padded <= LARGE else LARGE_WASTE
         if families and padded > limit * (real + number * b * n):
@@ -192,6 +186,8 @@ def _bucket(tree: SignalTree, parents: Tensor, columns: bool) -> Bucket:
     begins = tree.leaf_begin[nodes].masked_fill(~real, tree.num_leaves)
     own = torch.searchsorted(begins.contiguous(), rank.contiguous(), right=True) - 1
     alike = bool(real.all()) and bool((counts == counts[0, 0]).all())
+    uniform = alike and bool((is_leaf == is_leaf[0, 0]).all())
+    inner = (real & ~is_leaf)[: 1 if uniform else None]  # [F or 1, b]
     return Bucket(
         parents=parents,
         nodes=nodes,
@@ -201,9 +197,10 @@ def _bucket(tree: SignalTree, parents: Tensor, columns: bool) -> Bucket:
         leaves=tree.leaf_order[rank],
         real_leaves=real_leaves,
         own=own,
-        uniform=alike and bool((is_leaf == is_leaf[0, 0]).all()),
+        uniform=uniform,
         has_leaves=bool(is_leaf.any()),
         has_inner=bool((~is_leaf).any()),
+        inner_diagonal=inner[:, :, None] & torch.eye(len(inner[0]), device=inner.device).bool(),
     )
 
 

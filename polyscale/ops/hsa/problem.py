@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +30,7 @@ class Problem:
     position_query: tuple[Tensor, ...] | None  # per depth: [H or 1, nodes, P]
     position_key: tuple[Tensor, ...] | None
     alpha: Tensor | None  # [depths] of entmax, None for softmax
+    known_shares: dict[Bucket, Tensor] = field(default_factory=dict)
 
     @property
     def may_be_empty(self) -> bool:
@@ -51,8 +52,10 @@ class Problem:
         """Return each child's share of its parent's leaves, None if they are all equal."""
         if self.counts is None and bucket.uniform:
             return None
-        counts = self.counts_in(bucket).to(dtype)
-        return counts / counts.sum(-1, keepdim=True).clamp(min=1)
+        if bucket not in self.known_shares:
+            counts = self.counts_in(bucket).to(dtype)
+            self.known_shares[bucket] = counts / counts.sum(-1, keepdim=True).clamp(min=1)
+        return self.known_shares[bucket]
 
     def bias(
         self, bucket: Bucket, depth: int, dtype: torch.dtype, with_counts: bool = True
@@ -167,8 +170,3 @@ def pooled_slots(problem: Problem, rows: Tensor) -> list[list[Tensor]]:
                 for bucket, part in zip(buckets, slots, strict=True)
             ]
     return found[::-1]
-
-
-def top_pieces(problem: Problem, rows: Tensor) -> list[Tensor]:
-    """Return the piece of trees that are a single leaf, if there are any."""
-    return problem.pieces(rows)[:1] if problem.plan.root_leaves.numel() else []

@@ -30,11 +30,15 @@ class Node:
     number: int
     row: int | None = None
     children: list[Node] = field(default_factory=list)
+    _rows: list[int] | None = None  # remembered by rows(), which is asked for once a tree is built
 
     def rows(self) -> list[int]:
-        if self.row is not None:
-            return [self.row]
-        return [row for child in self.children for row in child.rows()]
+        if self._rows is None:
+            if self.row is not None:
+                self._rows = [self.row]
+            else:
+                self._rows = [row for child in self.children for row in child.rows()]
+        return self._rows
 
 
 @dataclass
@@ -48,6 +52,23 @@ class Settings:
     position_query: Tensor | None = None  # [..., M, P]
     position_key: Tensor | None = None  # [..., M, P]
     alpha: Any = None  # None is softmax; a number, or a tensor with one entry per depth
+
+
+class Matrix:
+    """A matrix [..., N, N] that is filled block by block with one weight each, zero elsewhere."""
+
+    def __init__(self, query: Tensor) -> None:
+        count = query.shape[-2]
+        self.weights = [query.new_zeros(query.shape[:-2])]
+        self.block = torch.zeros(count, count, dtype=torch.long)  # which weight stands where
+
+    def fill(self, one: Node, other: Node, weight: Tensor) -> None:
+        for row in one.rows():
+            self.block[row, other.rows()] = len(self.weights)
+        self.weights.append(weight)
+
+    def dense(self) -> Tensor:
+        return torch.stack(self.weights, -1)[..., self.block]
 
 
 @dataclass
@@ -112,6 +133,7 @@ def attention_matrix(query: Tensor, key: Tensor, root: Node, settings: Settings)
 def flat_scores(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Tensor:
     """Return `s_ij` [..., N, N], minus infinity where row i does not see row j at all."""
     count = query.shape[-2]
+    score = _Scores(query, key, settings)
     dots = settings.scale * query @ key.transpose(-1, -2)  # [..., N, N]
     scores = torch.full_like(dots, -torch.inf)
 
@@ -123,7 +145,7 @@ def flat_scores(query: Tensor, key: Tensor, root: Node, settings: Settings) -> T
             for other_place, other in enumerate(node.children):
                 if place == other_place or (settings.causal and other_place > place):
                     continue
-                term = dots + _position(one, other, settings)[..., None, None]
+                term = dots + score.position(one, other)[..., None, None]
                 scores = torch.where(_block(one, other, count), term, scores)
             fill(one)
 
@@ -132,8 +154,8 @@ def flat_scores(query: Tensor, key: Tensor, root: Node, settings: Settings) -> T
 
 
 def _blocks(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Result:
-    count = query.shape[-2]
     batch = query.shape[:-2]
+    score = _Scores(query, key, settings)
     phi: dict[int, Tensor] = {}
     stay: dict[int, Tensor] = {}  # share of its row's mass that a node keeps for itself
     weight: dict[tuple[int, int], Tensor] = {}  # weight on each leaf of a sibling
@@ -143,14 +165,14 @@ def _blocks(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Resul
         value = None
         if node.row is not None:
             if settings.include_self:
-                value = -settings.scale * (query[..., node.row, :] * key[..., node.row, :]).sum(-1)
+                value = -score.itself(node.row)
         else:
             inside = [energy(child, depth + 1) for child in node.children]
             total = len(node.rows())
             parts = []
             for one, within in zip(node.children, inside, strict=True):
                 others = [other for other in node.children if other is not one]
-                scores = [_score(query, key, one.rows(), one, other, settings) for other in others]
+                scores = [score.mean(one.rows(), one, other) for other in others]
                 sizes = [len(other.rows()) for other in others]
                 if within is not None:
                     scores, sizes = [*scores, -within], [*sizes, 1]
@@ -168,29 +190,27 @@ def _blocks(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Resul
         return value
 
     energy(root, 0)
-    matrix = query.new_zeros(*batch, count, count)
+    matrix = Matrix(query)
 
     def fill(node: Node, mass: Tensor) -> None:
-        nonlocal matrix
         if node.row is not None and settings.include_self:
-            matrix = matrix + mass[..., None, None] * _block(node, node, count)
+            matrix.fill(node, node, mass)
         for one in node.children:
             for other in node.children:
                 if one is not other:
-                    share = mass * weight[one.number, other.number]
-                    matrix = matrix + share[..., None, None] * _block(one, other, count)
+                    matrix.fill(one, other, mass * weight[one.number, other.number])
             # A node that keeps nothing has nothing inside to fill.
             if one.number in stay:
                 fill(one, mass * stay[one.number])
 
     fill(root, query.new_ones(batch))
-    return Result(matrix, phi, {})
+    return Result(matrix.dense(), phi, {})
 
 
 def _columns(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Result:
-    count = query.shape[-2]
     batch = query.shape[:-2]
-    matrix = query.new_zeros(*batch, count, count)
+    matrix = Matrix(query)
+    score = _Scores(query, key, settings)
     inside: dict[tuple[int, int], Tensor] = {}  # (node, row) -> energy of the row within the node
 
     def visit(node: Node, path: list[tuple[Node, Node]]) -> None:
@@ -202,12 +222,11 @@ def _columns(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Resu
             attend(node, path)
 
     def attend(leaf: Node, path: list[tuple[Node, Node]]) -> None:
-        nonlocal matrix
         assert leaf.row is not None
         row = [leaf.row]
         within = None
         if settings.include_self:
-            within = settings.scale * (query[..., leaf.row, :] * key[..., leaf.row, :]).sum(-1)
+            within = score.itself(leaf.row)
             inside[leaf.number, leaf.row] = -within
         steps = []  # bottom to top: (siblings seen, their shares, share kept inside)
         for depth, (parent, own) in reversed(list(enumerate(path))):
@@ -217,7 +236,7 @@ def _columns(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Resu
                 for at, other in enumerate(parent.children)
                 if at != place and not (settings.causal and at > place)
             ]
-            scores = [_score(query, key, row, own, other, settings) for other in seen]
+            scores = [score.mean(row, own, other) for other in seen]
             sizes = [len(other.rows()) for other in seen]
             had_inside = within is not None
             if within is not None:
@@ -232,11 +251,10 @@ def _columns(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Resu
             if mass is None:
                 break
             for other, share in zip(seen, shares, strict=False):
-                block = _block(leaf, other, count)
-                matrix = matrix + (mass * share)[..., None, None] * block
+                matrix.fill(leaf, other, mass * share)
             mass = mass * kept if kept is not None else None
         if mass is not None and settings.include_self:
-            matrix = matrix + mass[..., None, None] * _block(leaf, leaf, count)
+            matrix.fill(leaf, leaf, mass)
 
     visit(root, [])
     nothing = query.new_full(batch, torch.inf)
@@ -250,25 +268,37 @@ def _columns(query: Tensor, key: Tensor, root: Node, settings: Settings) -> Resu
 
     collect(root)
     energies = {row: inside.get((root.number, row), nothing) for row in root.rows()}
-    return Result(matrix, phi, energies)
+    return Result(matrix.dense(), phi, energies)
 
 
-def _score(
-    query: Tensor, key: Tensor, rows: list[int], one: Node, other: Node, settings: Settings
-) -> Tensor:
-    """Return the mean score of `rows`, leaves of `one`, on the leaves of its sibling `other`."""
-    pooled_query = query[..., rows, :].mean(-2)  # [..., D]
-    pooled_key = key[..., other.rows(), :].mean(-2)  # [..., D]
-    dots = settings.scale * (pooled_query * pooled_key).sum(-1)
-    return dots + _position(one, other, settings)
+class _Scores:
+    """The scores of leaves and of siblings, from single rows of the tensors."""
 
+    def __init__(self, query: Tensor, key: Tensor, settings: Settings) -> None:
+        self.queries = query.unbind(-2)
+        self.keys = key.unbind(-2)
+        self.scale = settings.scale
+        self.left = self.right = None
+        if settings.position_query is not None and settings.position_key is not None:
+            self.left = settings.position_query.unbind(-2)
+            self.right = settings.position_key.unbind(-2)
 
-def _position(one: Node, other: Node, settings: Settings) -> Tensor:
-    if settings.position_query is None or settings.position_key is None:
-        return torch.zeros(())
-    left = settings.position_query[..., one.number, :]
-    right = settings.position_key[..., other.number, :]
-    return (left * right).sum(-1)
+    def itself(self, row: int) -> Tensor:
+        """Return the score of a leaf on itself."""
+        return self.scale * (self.queries[row] * self.keys[row]).sum(-1)
+
+    def mean(self, rows: list[int], one: Node, other: Node) -> Tensor:
+        """Return the mean score of `rows`, leaves of `one`, on the leaves of sibling `other`."""
+        pooled_query = torch.stack([self.queries[row] for row in rows]).mean(0)  # [..., D]
+        pooled_key = torch.stack([self.keys[row] for row in other.rows()]).mean(0)  # [..., D]
+        dots = self.scale * (pooled_query * pooled_key).sum(-1)
+        return dots + self.position(one, other)
+
+    def position(self, one: Node, other: Node) -> Tensor:
+        """Return the position term of two siblings."""
+        if self.left is None or self.right is None:
+            return torch.zeros(())
+        return (self.left[one.number] * self.right[other.number]).sum(-1)
 
 
 def _family(scores: list[Tensor], sizes: list[int], alpha: Any) -> tuple[list[Tensor], Tensor]:

@@ -1,0 +1,85 @@
+"""Fair timing: candidates take turns in one process, and the best of several rounds counts."""
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def best_seconds(
+    candidates: Mapping[str, Callable[[], object]], rounds: int = 9, warm_up: int = 1
+) -> dict[str, float]:
+    """The best time of each candidate over `rounds` turns, after a warm-up.
+
+    >>> sorted(best_seconds({"a": lambda: None, "b": lambda: None}, rounds=2))
+    ['a', 'b']
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    for _ in range(warm_up):
+        for candidate in candidates.values():
+            candidate()
+    best = dict.fromkeys(candidates, math.inf)
+    for _ in range(rounds):
+        for name, candidate in candidates.items():
+            begin = time.perf_counter()
+            candidate()
+            best[name] = min(best[name], time.perf_counter() - begin)
+    return best
+
+
+def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """The power of the size that the time grows with: the slope between logarithms.
+
+    >>> fitted_exponent([1, 2, 4], [3.0, 12.0, 48.0])
+    2.0
+    """
+    if len(sizes) < 2 or len(sizes) != len(seconds):
+        raise ValueError(f"an exponent takes two or more points, got {len(sizes)}")
+    x, y = [math.log(size) for size in sizes], [math.log(second) for second in seconds]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    above = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return above / sum((a - mean_x) ** 2 for a in x)
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on besides the code."""
+    return {
+        "date": date.today().isoformat(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    vector = [flag for flag in ("avx2", "avx512f") if flag in flags]
+    return " ".join([names[0] if names else platform.machine(), *vector])
+
+
+def write_results(result: dict[str, Any], table: str, output: Path) -> list[Path]:
+    """Write `output`.json and `output`.md, whole or not at all."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for suffix, text in ((".json", json.dumps(result, indent=2) + "\n"), (".md", table)):
+        path = output.with_name(output.name + suffix)
+        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+        written.append(path)
+    return written

@@ -1,0 +1,90 @@
+"""Examples to batches, for a DataLoader or Trainer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyscale.models.hte.inputs import read_inputs
+from polyscale.trees import SignalTree
+
+FIELDS = ("inputs", "tree", "labels", "graph_positions")
+
+
+def collate_trees(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join examples with "inputs", "tree" and, if any has one, "labels" into one batch.
+
+    Trees become a forest and the inputs of each modality follow each other. Inputs may be tensors
+    or what `torch.as_tensor` takes. "graph_positions" [M, width] go along for graph domains. With
+    `Trainer`, set `remove_unused_columns=False`.
+
+    >>> example = {"inputs": [5, 6, 7], "tree": SignalTree.from_windows(3), "labels": 1}
+    >>> batch = collate_trees([example, example])
+    >>> batch["inputs"]["default"].tolist(), batch["tree"].num_trees, batch["labels"].tolist()
+    ([5, 6, 7, 5, 6, 7], 2, [1, 1])
+    """
+    if not examples:
+        raise ValueError("examples: got none, takes at least one")
+    parts: dict[str, list[Tensor]] = {}
+    for number, example in enumerate(examples):
+        for name in ("inputs", "tree"):
+            if name not in example:
+                raise ValueError(
+                    f"examples: number {number} has no {name!r}, only {list(example)} "
+                    "(Trainer needs remove_unused_columns=False)"
+                )
+        unknown = [name for name in example if name not in FIELDS]
+        if unknown:
+            raise ValueError(f"examples: number {number} has {unknown}, takes {list(FIELDS)}")
+        try:
+            found = read_inputs(_as_tensors(example["inputs"]), example["tree"])
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"examples: number {number}: {error}") from error
+        for name, (_, values) in found.items():
+            parts.setdefault(name, []).append(values)
+    trees = [example["tree"] for example in examples]
+    batch: dict[str, Any] = {}
+    if _all_or_none(examples, "labels"):
+        # First, because Trainer takes the length of the first tensor for the batch size.
+        batch["labels"] = torch.stack([torch.as_tensor(e["labels"]) for e in examples])
+    batch["inputs"] = {name: _join(name, values) for name, values in parts.items()}
+    batch["tree"] = SignalTree.batch(trees)
+    if _all_or_none(examples, "graph_positions"):
+        batch["graph_positions"] = _join_nodes(trees, [e["graph_positions"] for e in examples])
+    return batch
+
+
+def _as_tensors(inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return {name: torch.as_tensor(values) for name, values in inputs.items()}
+    return None if inputs is None else torch.as_tensor(inputs)
+
+
+def _all_or_none(examples: Sequence[Mapping[str, Any]], name: str) -> bool:
+    have = [example.get(name) is not None for example in examples]
+    if any(have) and not all(have):
+        raise ValueError(f"examples: number {have.index(False)} has no {name!r}, others have")
+    return all(have)
+
+
+def _join(name: str, values: list[Tensor]) -> Tensor:
+    shapes = {tuple(part.shape[1:]) for part in values}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"examples: inputs[{name!r}] have the widths {sorted(shapes)}, take one width"
+        )
+    return torch.cat(values)
+
+
+def _join_nodes(trees: list[SignalTree], values: list[Any]) -> Tensor:
+    parts = [torch.as_tensor(part) for part in values]
+    for number, (tree, part) in enumerate(zip(trees, parts, strict=True)):
+        if part.dim() != 2 or part.shape[0] != tree.num_nodes:
+            raise ValueError(
+                f"examples: number {number}: graph_positions: got shape {list(part.shape)}, "
+                f"takes [M, width] with M = {tree.num_nodes}"
+            )
+    # The nodes of a forest are those of its trees, sorted by depth.
+    order = torch.argsort(torch.cat([tree.depth for tree in trees]), stable=True)
+    return torch.cat(parts)[order.to(parts[0].device)]

@@ -1,0 +1,148 @@
+"""Configuration of the hierarchical transformer encoder."""
+
+import math
+from dataclasses import field
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from polyscale.ops.hsa.checks import IMPLEMENTATIONS, TIES
+
+ATTENTIONS = ("hierarchical", "flat", "none")
+
+
+def _one_modality() -> dict[str, dict[str, int]]:
+    return {"default": {"vocab_size": 259}}
+
+
+@strict
+class HTEConfig(PreTrainedConfig):
+    """All that defines an HTE model; the names are Hugging Face's where it has one.
+
+    Args:
+        modalities: for each modality of the leaves `{"vocab_size": n}` for token ids or
+            `{"width": n}` for vectors, such as word vectors or image patches. The default fits
+            `ByT5Tokenizer(extra_ids=0)` and trees whose leaves have no modality of their own.
+        key_names: names that keyed families may use, such as the fields of records.
+        hidden_size: width of the model.
+        num_hidden_layers: number of layers.
+        num_attention_heads: heads per layer.
+        intermediate_size: width of the MLP; four times `hidden_size` if None.
+        attention: `"hierarchical"`; `"flat"`, the same over the leaves as one sequence (the FSA
+            baseline); `"none"`, no leaf sees another (the DeepSet baseline).
+        tie: `"blocks"` (the paper's) or `"columns"` (closer to softmax).
+        include_self: whether a leaf attends to itself; not in the paper's training form.
+        alpha: 1 for softmax, more for sparse entmax families, `"learned"` for one value per depth
+            and layer between 1 and 2.
+        position_width: width of the nodes' position embeddings, even; 0 for none.
+        position_seed: of their random frequencies.
+        local_pooling: pool families of leaves into their parents after each layer but the last.
+        classifier_size: width of the classifier's hidden layer; `hidden_size` if None.
+        dropout: of embeddings, attention outputs, MLP outputs and the classifier.
+        layer_norm_eps: of all layer norms.
+        initializer_range: standard deviation of the initial weights.
+        attention_impl: implementation of the attention, see `polyscale.hsa_attention`.
+
+    Example:
+        >>> config = HTEConfig(modalities={"text": {"vocab_size": 500}, "image": {"width": 48}})
+        >>> config.modality_names
+        ('image', 'text')
+    """
+
+    model_type = "hte"
+
+    modalities: dict[str, dict[str, int]] = field(default_factory=_one_modality)
+    key_names: list[str] | tuple[str, ...] = ()
+    hidden_size: int = 128
+    num_hidden_layers: int = 1
+    num_attention_heads: int = 4
+    intermediate_size: int | None = None
+    attention: str = "hierarchical"
+    tie: str = "blocks"
+    include_self: bool = False
+    alpha: float | int | str = 1.0
+    position_width: int = 32
+    position_seed: int = 0
+    local_pooling: bool = False
+    classifier_size: int | None = None
+    dropout: float | int = 0.0
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    attention_impl: str = "auto"
+
+    @property
+    def modality_names(self) -> tuple[str, ...]:
+        """The names in the order of the weights: sorted, because JSON does not keep another."""
+        return tuple(sorted(self.modalities))
+
+    def validate_options(self) -> None:
+        """Raise a ValueError that names the bad option."""
+        for name, value, known in (
+            ("attention", self.attention, ATTENTIONS),
+            ("tie", self.tie, TIES),
+            ("attention_impl", self.attention_impl, IMPLEMENTATIONS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {known}, got {value!r}")
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("intermediate_size", "classifier_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be None or at least 1, got {value}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} "
+                f"and {self.num_attention_heads}"
+            )
+        if self.position_width < 0 or self.position_width % 2:
+            raise ValueError(f"position_width must be 0 or even, got {self.position_width}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.local_pooling and self.num_hidden_layers < 2:
+            raise ValueError(
+                "local_pooling needs num_hidden_layers of at least 2: it pools between layers, "
+                f"got {self.num_hidden_layers}"
+            )
+        self._validate_alpha()
+        self._validate_names()
+
+    def _validate_alpha(self) -> None:
+        if isinstance(self.alpha, str):
+            good = self.alpha == "learned"
+        else:
+            good = math.isfinite(self.alpha) and self.alpha >= 1
+        if not good:
+            raise ValueError(f"alpha must be a number >= 1 or 'learned', got {self.alpha!r}")
+
+    def _validate_names(self) -> None:
+        if not self.modalities:
+            raise ValueError("modalities must name at least one modality, got none")
+        for name, kind in self.modalities.items():
+            if len(kind) != 1 or not set(kind) <= {"vocab_size", "width"}:
+                raise ValueError(
+                    f"modalities[{name!r}] must be {{'vocab_size': n}} or {{'width': n}}, "
+                    f"got {kind!r}"
+                )
+            if min(kind.values()) < 1:
+                raise ValueError(f"modalities[{name!r}] must be at least 1 wide, got {kind!r}")
+        if len(set(self.key_names)) != len(self.key_names):
+            raise ValueError(f"key_names must be different names, got {list(self.key_names)}")
+
+    def layer_options(self) -> dict[str, Any]:
+        """What `HTELayer` takes."""
+        return {
+            "intermediate_size": self.intermediate_size,
+            "dropout": self.dropout,
+            "layer_norm_eps": self.layer_norm_eps,
+            "attention": "none" if self.attention == "none" else "hierarchical",
+            "tie": self.tie,
+            "include_self": self.include_self,
+            "modalities": self.modality_names,
+            # What nobody attends with needs no weights.
+            "position_width": 0 if self.attention == "none" else self.position_width,
+            "alpha": 1.0 if self.attention == "none" else self.alpha,
+            "impl": self.attention_impl,
+        }

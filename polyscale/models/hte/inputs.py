@@ -1,0 +1,72 @@
+"""Which input belongs to which leaf."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyscale.trees import SignalTree
+
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+def rows_by_modality(tree: SignalTree) -> dict[str, Tensor]:
+    """Return the rows of each modality's leaves, in order; modalities without leaves are not in it.
+
+    >>> tree = SignalTree.from_records([{"word": 2, "tag": 1}, {"word": 1}])
+    >>> {name: rows.tolist() for name, rows in rows_by_modality(tree).items()}
+    {'word': [0, 1, 3], 'tag': [2]}
+    """
+    code = torch.where(tree.row_node >= 0, tree.modality[tree.row_node.clamp(min=0)], -1)  # [N]
+    rows = {name: (code == n).nonzero().flatten() for n, name in enumerate(tree.modality_names)}
+    return {name: found for name, found in rows.items() if found.numel()}
+
+
+def read_inputs(inputs: Any, tree: SignalTree) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return (rows, values) of each modality in the tree; refuse what does not fit the tree."""
+    if not isinstance(tree, SignalTree):
+        raise TypeError(f"tree: got {type(tree).__name__}, takes a SignalTree")
+    if inputs is None:
+        raise ValueError("inputs: got None, takes a tensor for each modality of the tree")
+    rows = rows_by_modality(tree)
+    if not isinstance(inputs, Mapping):
+        if len(rows) > 1:
+            raise ValueError(
+                f"inputs: got {type(inputs).__name__} for a tree with the modalities "
+                f"{list(rows)}, takes a dict with a tensor for each"
+            )
+        inputs = dict.fromkeys(rows, inputs)
+    missing = [name for name in rows if inputs.get(name) is None]
+    if missing:
+        raise ValueError(f"inputs: got {list(inputs)}, misses {missing}, which the tree has")
+    found = {}
+    for name, values in inputs.items():
+        if not isinstance(values, Tensor):
+            raise TypeError(f"inputs[{name!r}]: got {type(values).__name__}, takes a tensor")
+        if values.dim() not in (1, 2):
+            raise ValueError(
+                f"inputs[{name!r}]: got shape {list(values.shape)}, takes ids [n] or vectors "
+                "[n, width]"
+            )
+        if name in rows:
+            found[name] = rows[name], _of_leaves(name, values, rows, tree)
+        elif values.shape[0]:
+            raise ValueError(
+                f"inputs[{name!r}]: got {values.shape[0]} for a tree without leaves of that "
+                f"modality, takes those of {list(rows)}"
+            )
+    return found
+
+
+def _of_leaves(name: str, values: Tensor, rows: dict[str, Tensor], tree: SignalTree) -> Tensor:
+    if values.shape[0] == rows[name].numel():
+        return values
+    # With one modality there may be an input for every row, padding included.
+    if len(rows) == 1 and values.shape[0] == tree.num_rows:
+        return values[rows[name].to(values.device)]
+    padding = f" (or {tree.num_rows} with padding)" if len(rows) == 1 else ""
+    raise ValueError(
+        f"inputs[{name!r}]: got {values.shape[0]}, takes one for each of the tree's "
+        f"{rows[name].numel()} leaves of that modality{padding}"
+    )

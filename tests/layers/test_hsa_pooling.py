@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from polyscale.layers.hsa_pooling import global_mean, pool_into_parents
+from polyscale.trees import SignalTree
+
+
+def test_pooling_takes_means_and_leaves_rows_outside_alone():
+    tree = SignalTree.from_parents([-1, 0, 0, 1, 1, 1], rows=[-1, -1, 0, 4, 1, 3], num_rows=6)
+    x = torch.randn(6, 5, dtype=torch.float64)
+    x[[2, 5]] = torch.nan
+    pooled, smaller = pool_into_parents(x, tree)
+    assert torch.allclose(pooled[0], (x[4] + x[1] + x[3]) / 3, atol=1e-15)
+    assert torch.equal(pooled[1], x[0])
+    assert smaller.num_rows == 2
+    forest = SignalTree.batch([tree, SignalTree.from_windows(2)])
+    y = torch.cat([x, torch.randn(2, 5, dtype=torch.float64)])
+    expected = torch.stack([(x[0] + x[1] + x[3] + x[4]) / 4, y[6:].mean(0)])
+    assert torch.allclose(global_mean(y, forest), expected, atol=1e-15)
+
+
+def test_pooling_refuses_what_does_not_fit_by_name():
+    tree = SignalTree.from_windows(4)
+    for pool in (pool_into_parents, global_mean):
+        with pytest.raises(ValueError, match=r"x: got shape \[3, 5\], .* N = 4 rows"):
+            pool(torch.randn(3, 5), tree)
+        with pytest.raises(ValueError, match=r"x: got shape \[1, 4, 5\]"):
+            pool(torch.randn(1, 4, 5), tree)
+        with pytest.raises(TypeError, match="x: got torch"):
+            pool(torch.ones(4, 5, dtype=torch.int64), tree)
+        with pytest.raises(TypeError, match="tree: got list"):
+            pool(torch.randn(4, 5), [[0, 1], [2, 3]])
+
+
+def test_half_precision_pools_in_single():
+    tree = SignalTree.from_windows(4096)
+    x = torch.full((4096, 1), 1.0, dtype=torch.bfloat16)
+    assert global_mean(x, tree).item() == 1
+    assert pool_into_parents(x, tree)[0].dtype == torch.bfloat16
