@@ -4,11 +4,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test test-fast test-torch-only lint format clean
+.PHONY: help setup demo test test-torch-only bench lint format clean
 
 help:
 	@echo "make demo   train HKT and standard attention on ListOps and compare them"
 	@echo "make test   run all the tests"
+	@echo "make bench  speed and memory, best with nothing else running"
 	@echo "make lint   ruff and mypy"
 	@echo "make format let ruff rewrite the code"
 	@echo "make clean  remove what the commands above made"
@@ -27,7 +28,7 @@ demo: $(STAMP)
 	$(BIN)/polyscale demo --output runs/demo
 
 test: $(STAMP) test-torch-only
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 # The package in a second environment that has torch and nothing else.
 test-torch-only: $(STAMP)
@@ -35,6 +36,9 @@ test-torch-only: $(STAMP)
 	$(VENV)/torch-only/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt torch==2.13.0
 	$(VENV)/torch-only/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt .
 	cd tests && ../$(VENV)/torch-only/bin/python torch_only.py
+
+bench: $(STAMP)
+	$(BIN)/polyscale bench hsa --output benchmarks/results
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from polyscale.bench.peers import peers
-from polyscale.bench.timing import best_seconds, fitted_exponent, machine
+from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
 from polyscale.layers.hsa import HSAAttention
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.ops.hsa import hsa_attention
@@ -256,9 +255,7 @@ def _peak_here(size: int) -> int:
         _step(lambda q, k, v: hsa_attention(q, k, v, tree), tensors, True)()
 
     once(64)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    once(size)
-    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return added_memory(lambda: once(size))
 
 
 def _inputs(*shape: int, grad: bool) -> list[Tensor]:

@@ -49,6 +49,21 @@ def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     return above / sum((a - mean_x) ** 2 for a in x)
 
 
+def added_memory(step: Callable[[], object]) -> int:
+    """Bytes by which a step raises the peak of this process over what it held before (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = _status("VmRSS")
+    step()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return 1024 * int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {field}")
+
+
 def machine() -> dict[str, Any]:
     """What a figure depends on besides the code."""
     return {

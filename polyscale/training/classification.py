@@ -280,10 +280,10 @@ class _ProgressBar(TrainerCallback):
     def __init__(self, name: str) -> None:
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("loss {task.fields[loss]}  validation accuracy {task.fields[accuracy]}"),
+            TextColumn("loss {task.fields[loss]}, validation {task.fields[accuracy]}"),
         )
         self.task = self.bar.add_task(name, total=None, loss="-", accuracy="-")
 

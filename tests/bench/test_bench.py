@@ -1,0 +1,78 @@
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from polyscale.bench import hsa
+from polyscale.bench.peers import peers
+from polyscale.bench.timing import (
+    added_memory,
+    best_seconds,
+    fitted_exponent,
+    machine,
+    write_results,
+)
+from polyscale.cli import _make_app
+
+
+def test_candidates_take_turns_after_a_warm_up():
+    order = []
+    seconds = best_seconds(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, warm_up=1
+    )
+    assert order == ["a", "b"] * 4
+    assert all(0 <= value < 1 for value in seconds.values())
+
+
+def test_the_exponent_of_a_power_is_found():
+    assert fitted_exponent([10, 100, 1000], [2e-3, 2e-2, 2e-1]) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="two or more points"):
+        fitted_exponent([1], [1])
+
+
+def test_results_name_the_machine_and_are_written_whole(tmp_path):
+    result = {"machine": machine(), "rows": [1.5]}
+    written = write_results(result, "# table\n", tmp_path / "new" / "hsa")
+    assert [path.name for path in written] == ["hsa.json", "hsa.md"]
+    assert json.loads(written[0].read_text()) == result
+    assert {"processor", "threads", "torch", "date"} <= set(result["machine"])
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["hsa.json", "hsa.md"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_that_a_step_takes_is_seen():
+    assert added_memory(lambda: torch.ones(2**24).sum()) >= 2**26 * 0.9
+
+
+def test_peers_that_are_not_installed_say_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "local_attention", None)
+    found = {peer.name: peer for peer in peers(64, 32, 2)}
+    assert found["local-attention"].run is None
+    assert "not installed" in found["local-attention"].note
+    x = torch.randn(1, 64, 32)
+    for name in ("softmax attention", "plain einsum"):
+        assert found[name].run(x).shape == x.shape
+        assert hsa.positions_seen(found[name].run, x) == 1.0
+
+
+def test_every_measurement_of_hsa_gives_a_row():
+    windows = hsa.compare_windows(64, tie="columns", causal=True, rounds=1)
+    assert windows["case"] == "columns, causal"
+    assert windows["hsa_seconds"] > 0
+    assert windows["sdpa_seconds"] > 0
+    texts = hsa.compare_texts(3, grad=True, rounds=1)
+    assert texts["tokens"] <= texts["padded_tokens"]
+    layers = hsa.compare_layers(1024, rounds=1)
+    assert {"HSA, blocks", "HSA, columns", "softmax attention"} <= {row["layer"] for row in layers}
+    seen = {row["layer"]: row["positions_seen"] for row in layers}
+    assert seen["HSA, blocks"] == 1.0
+    decode = hsa.decode_seconds(100, tokens=4, rounds=1)
+    assert decode["entries"] < 100
+
+
+def test_an_unknown_benchmark_is_refused():
+    result = CliRunner().invoke(_make_app(), ["bench", "speed"])
+    assert result.exit_code == 2
+    assert "bench takes one of hsa" in result.output + result.stderr

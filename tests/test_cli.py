@@ -1,0 +1,189 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import polyscale
+from polyscale.cli import _make_app
+
+ROOT = Path(polyscale.__file__).parents[1]
+WITHOUT = """
+import sys
+for name in {missing!r}:
+    sys.modules[name] = None
+sys.argv = ["polyscale", "demo"]
+from polyscale.cli import main
+main()
+"""
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "polyscale.cli", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def invoke(*arguments):
+    """The same command in this process, where torch is loaded already."""
+    return CliRunner().invoke(_make_app(), arguments)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "new" / "run"
+    process = start("demo", "--quick", "--seed", "3", "--output", str(folder))
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output, folder
+
+
+def test_the_demo_ends_with_a_table_a_summary_and_the_path_of_the_report(demo):
+    output, folder = demo
+    for label in (
+        "Standard attention",
+        "HKT (3 levels)",
+        "Test accuracy",
+        "Majority-class rate",
+        "Parameters",
+        "Samples per second",
+        "Attention score FLOPs",
+        "1.000 x",
+    ):
+        assert label in output
+    assert output.rstrip().endswith(f"Report: {folder / 'report.html'}")
+    assert output.count("20/20") == 2, "a finished progress bar for each model"
+
+
+def test_the_demo_writes_results_that_agree_with_the_table(demo):
+    output, folder = demo
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    standard, hkt = results["results"]
+    assert (standard["model"]["levels"], hkt["model"]["levels"]) == (1, 3)
+    assert standard["settings"] == hkt["settings"]
+    assert results["seed"] == standard["settings"]["seed"] == results["data"]["seed"] == 3
+    assert standard["score_flop_ratio"] == 1.0
+    assert 1.3 < hkt["score_flop_ratio"] <= 4 / 3
+    assert f"{hkt['score_flop_ratio']:.3f} x" in output
+    assert f"{hkt['test_accuracy']:.1%}" in output
+    assert f"{standard['parameters']:,}" in output
+    # Layers, heads, levels; the weights of a head are convex.
+    layers = hkt["level_weights"]
+    assert [len(layers), len(layers[0]), len(layers[0][0])] == [2, 4, 3]
+    assert all(sum(head) == pytest.approx(1.0) for layer in layers for head in layer)
+
+
+def test_the_models_differ_in_levels_alone(demo):
+    _, folder = demo
+    standard, hkt = (
+        json.loads((folder / name / "config.json").read_text()) for name in ("standard", "hkt")
+    )
+    assert (standard.pop("levels"), hkt.pop("levels")) == (1, 3)
+    assert standard == hkt
+
+
+def test_the_report_stands_alone_and_names_its_command(demo):
+    _, folder = demo
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?:|<script|<link|<img|@import|src=", page)
+    assert f"polyscale demo --output {folder} --seed 3 --quick" in page
+    assert page.count("<svg") == 3
+
+
+def test_the_saved_models_load_again(demo):
+    from polyscale.models import HKTForSequenceClassification
+
+    _, folder = demo
+    for name, levels in (("standard", 1), ("hkt", 3)):
+        model = HKTForSequenceClassification.from_pretrained(folder / name)
+        assert model.config.levels == levels
+
+
+def test_a_second_run_replaces_its_own_files_and_leaves_others_alone(demo):
+    _, folder = demo
+    (folder / "notes.txt").write_text("mine")
+    (folder / "report.html").write_text("old")
+    again = invoke("demo", "--quick", "--output", str(folder))
+    assert again.exit_code == 0, again.output
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["hkt", "notes.txt", "report.html", "results.json", "standard"]
+
+
+def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        finished = invoke("demo", "--quick", "--output", str(output))
+        assert finished.exit_code == 1
+        assert finished.stderr.startswith(f"polyscale: cannot write to {output}: ")
+        assert finished.stderr.count("\n") == 1
+
+
+def test_an_interrupt_is_one_line_and_leaves_nothing_behind(tmp_path):
+    process = start("demo", "--output", str(tmp_path / "run"))
+    deadline = time.monotonic() + 300
+    # The folder for unfinished work appears when the run itself begins.
+    while not list(tmp_path.glob("run/.unfinished-*")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert errors == "polyscale: stopped; nothing was written\n"
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_version_is_that_of_the_package():
+    assert invoke("--version").stdout == f"polyscale {polyscale.__version__}\n"
+
+
+def test_help_names_the_demo():
+    finished = invoke("--help")
+    assert finished.exit_code == 0
+    assert "demo" in finished.stdout
+
+
+def test_a_bad_option_is_refused():
+    assert invoke("demo", "--seed", "-1").exit_code == 2
+    assert invoke("demo", "--bogus").exit_code == 2
+
+
+@pytest.mark.parametrize("missing", [["typer"], ["rich", "transformers"]])
+def test_a_missing_package_is_one_line_that_names_the_extra(missing):
+    finished = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(missing=missing)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 1
+    assert finished.stdout == ""
+    names = ", ".join(missing)
+    assert finished.stderr == (
+        f"polyscale: {names} not installed; run: pip install 'polyscale[train]'\n"
+    )
+
+
+def test_the_command_imports_nothing_heavy_before_it_runs():
+    code = (
+        "import sys; before = set(sys.modules); import polyscale; known = set(sys.modules); "
+        "import polyscale.cli; new = {name.split('.')[0] for name in set(sys.modules) - known}; "
+        "print(sorted(new - set(sys.stdlib_module_names)))"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout == "['polyscale']\n"
