@@ -44,6 +44,7 @@ def parent_inside(problem: Problem, bucket: Bucket, value: Tensor, shares: Tenso
     if shares is None:
         return value.mean(1)
     by_family = problem.by_family(bucket, value)
+    # A child without leaves may see nothing: 0 times minus infinity has to be 0 here.
     mean = (by_family.masked_fill(shares == 0, 0.0) * shares).sum(-1)  # [B, H, F]
     if problem.counts is not None:
         mean = mean.masked_fill((shares == 0).all(-1), -torch.inf)
