@@ -38,6 +38,7 @@ test-torch-only: $(STAMP)
 	cd tests && ../$(VENV)/torch-only/bin/python torch_only.py
 
 bench: $(STAMP)
+	$(BIN)/polyscale bench hkt --output benchmarks/results
 	$(BIN)/polyscale bench hsa --output benchmarks/results
 
 lint: $(STAMP)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("typer", "rich", "transformers", "accelerate", "safetensors", "numpy", "matplotlib")
 
-_BENCHMARKS = ("hsa",)
+_BENCHMARKS = ("hkt", "hsa")
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def _make_app() -> typer.Typer:
 
     @app.command()
     def bench(
-        what: str = typer.Argument(help="What to measure: hsa."),
+        what: str = typer.Argument(help="What to measure: hkt or hsa."),
         output: Path = typer.Option(Path("benchmarks/results"), help="Folder for the results."),  # noqa: B008
         quick: bool = typer.Option(False, "--quick", help="Small sizes only."),
     ) -> None:

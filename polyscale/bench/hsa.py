@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from polyscale.bench.peers import peers
+from polyscale.bench.peers import peers, positions_seen
 from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
 from polyscale.layers.hsa import HSAAttention
 from polyscale.layers.hsa_cache import HSACache
@@ -202,14 +202,6 @@ def compare_layers(size: int, rounds: int) -> list[Row]:
         }
         for name, note in notes.items()
     ]
-
-
-def positions_seen(run_layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """The share of the input that the output in the middle depends on, by its gradient."""
-    x = x.detach().requires_grad_()
-    output = run_layer(x)
-    (gradient,) = torch.autograd.grad(output[0, x.shape[1] // 2].square().sum(), x)
-    return float((gradient[0].abs().sum(-1) > 0).float().mean())
 
 
 def decode_seconds(context: int, tokens: int = 64, rounds: int = 5) -> Row:

@@ -50,6 +50,14 @@ def peers(length: int, d_model: int, num_heads: int) -> list[Peer]:
     return found
 
 
+def positions_seen(run_layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """The share of the input that the output in the middle depends on, by its gradient."""
+    x = x.detach().requires_grad_()
+    output = run_layer(x)
+    (gradient,) = torch.autograd.grad(output[0, x.shape[1] // 2].square().sum(), x)
+    return float((gradient[0].abs().sum(-1) > 0).float().mean())
+
+
 class _Projected(nn.Module):
     """Projections around an attention on `[1, H, N, D]`."""
 

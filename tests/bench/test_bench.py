@@ -5,8 +5,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from polyscale.bench import hsa
-from polyscale.bench.peers import peers
+from polyscale.bench import hkt, hsa
+from polyscale.bench.peers import peers, positions_seen
 from polyscale.bench.timing import (
     added_memory,
     best_seconds,
@@ -54,7 +54,7 @@ def test_peers_that_are_not_installed_say_so(monkeypatch):
     x = torch.randn(1, 64, 32)
     for name in ("softmax attention", "plain einsum"):
         assert found[name].run(x).shape == x.shape
-        assert hsa.positions_seen(found[name].run, x) == 1.0
+        assert positions_seen(found[name].run, x) == 1.0
 
 
 def test_every_measurement_of_hsa_gives_a_row():
@@ -72,7 +72,18 @@ def test_every_measurement_of_hsa_gives_a_row():
     assert decode["entries"] < 100
 
 
+def test_every_measurement_of_hkt_gives_a_row():
+    for grad in (False, True):
+        row = hkt.compare_operation((1, 2, 64, 8), grad=grad, rounds=1)
+        assert row["ratio"] == row["hkt_seconds"] / row["sdpa_seconds"]
+        assert row["gigaflops"] > 0
+    assert hkt.compare_training(1, 16, rounds=1)["ratio"] > 0
+    assert hkt.compare_decoding(20, tokens=2, rounds=1)["ratio"] > 0
+    layers = {row["layer"]: row for row in hkt.compare_layers(1024, rounds=1)}
+    assert layers["HKT, 3 levels"]["positions_seen"] == 1.0
+
+
 def test_an_unknown_benchmark_is_refused():
     result = CliRunner().invoke(_make_app(), ["bench", "speed"])
     assert result.exit_code == 2
-    assert "bench takes one of hsa" in result.output + result.stderr
+    assert "bench takes one of hkt, hsa" in result.output + result.stderr

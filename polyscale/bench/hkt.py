@@ -1,0 +1,388 @@
+"""Speed and memory of HKT against standard attention and against peers.
+
+`polyscale bench hkt` runs everything here and writes JSON, a Markdown table and a plot.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from polyscale.bench.peers import peers, positions_seen
+from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
+from polyscale.layers.hkt import HKTAttention
+from polyscale.ops.hkt.api import hkt_attention
+from polyscale.ops.hkt.cost import score_flop_ratio
+from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.implementations import implementations
+
+LEVELS = 3
+Shape = tuple[int, int, int, int]  # B, H, T, D
+Row = dict[str, Any]
+
+SHAPES: tuple[Shape, ...] = (
+    (8, 4, 512, 32),
+    (8, 4, 512, 64),
+    (4, 4, 1024, 32),
+    (4, 4, 1024, 64),
+    (1, 8, 2048, 32),
+    (1, 8, 2048, 64),
+    (1, 8, 4096, 32),
+    (1, 8, 4096, 64),
+    (1, 4, 8192, 32),
+    (1, 4, 8192, 64),
+)
+# What is asked of the code: (median, largest) time over that of SDPA.
+BARS = {"forward": (1.00, 1.15), "forward+backward": (1.10, 1.25)}
+TRAINING_BAR = 1.15  # a step with three levels over one with one level, at most
+DECODE_BAR = 0.75  # tokens per second at 8,192, three levels over one, at least
+MEMORY_BAR = 1.5  # extra peak at T = 8,192 over that of SDPA, at most
+
+
+def run(quick: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Measure everything; `quick` takes the small shapes only."""
+    torch.manual_seed(0)
+    shapes = SHAPES[:2] if quick else SHAPES
+    rounds = 3 if quick else 9
+    rows = []
+    for shape in shapes:
+        say(f"operation, B, H, T, D = {shape}")
+        rows += [compare_operation(shape, grad=grad, rounds=rounds) for grad in (False, True)]
+    say("a training step")
+    step_shapes = ((8, 256),) if quick else ((16, 512), (4, 2048))
+    training = [compare_training(*shape, rounds=rounds) for shape in step_shapes]
+    say("decoding")
+    contexts = (1024,) if quick else (1024, 2048, 4096, 8192, 16384)
+    decoding = [compare_decoding(context, rounds=rounds) for context in contexts]
+    say("memory")
+    memory_length = 1024 if quick else 8192
+    memory = {name: peak_bytes(name, memory_length) for name in ("hkt", "sdpa")}
+    say("layers and peers")
+    layers = [row for size in ((1024,) if quick else (1024, 4096)) for row in compare_layers(size)]
+    forward = [row for row in rows if row["pass"] == "forward" and row["shape"][3] == 64]
+    return {
+        "benchmark": "hkt",
+        "machine": machine(),
+        "levels": LEVELS,
+        "implementations": [list(found) for found in implementations()],
+        "operation": rows,
+        "exponent": _exponent(forward, "hkt_seconds"),
+        "sdpa_exponent": _exponent(forward, "sdpa_seconds"),
+        "training": training,
+        "decoding": decoding,
+        "peak_bytes": {"length": memory_length, **memory},
+        "layers": layers,
+    }
+
+
+def _exponent(rows: list[Row], name: str) -> float | None:
+    """Of the time per head and batch entry."""
+    if len(rows) < 2:
+        return None
+    seconds = [row[name] / (row["shape"][0] * row["shape"][1]) for row in rows]
+    return fitted_exponent([row["shape"][2] for row in rows], seconds)
+
+
+def compare_operation(
+    shape: Shape, *, grad: bool = False, causal: bool = True, impl: str = "auto", rounds: int = 9
+) -> Row:
+    """`hkt_attention` of three levels against `scaled_dot_product_attention`."""
+    queries, keys, value, weights = _inputs(shape)
+    everything = [*queries, *keys, value, weights]
+    cotangent = torch.randn_like(value)
+
+    def hkt() -> Tensor:
+        return hkt_attention(queries, keys, value, weights, causal=causal, impl=impl)
+
+    def sdpa() -> Tensor:
+        return scaled_dot_product_attention(queries[0], keys[0], value, is_causal=causal)
+
+    def step(attend: Callable[[], Tensor], inputs: list[Tensor]) -> None:
+        if grad:
+            torch.autograd.grad(attend(), inputs, cotangent)
+        else:
+            with torch.no_grad():
+                attend()
+
+    seconds = best_seconds(
+        {
+            "hkt": partial(step, hkt, everything),
+            "sdpa": partial(step, sdpa, [queries[0], keys[0], value]),
+        },
+        rounds,
+    )
+    return {
+        "shape": list(shape),
+        "pass": "forward+backward" if grad else "forward",
+        "hkt_seconds": seconds["hkt"],
+        "sdpa_seconds": seconds["sdpa"],
+        "ratio": seconds["hkt"] / seconds["sdpa"],
+        "gigaflops": _flops(shape, grad) / seconds["hkt"] / 1e9,
+        "sdpa_gigaflops": _flops(shape, grad, levels=1) / seconds["sdpa"] / 1e9,
+    }
+
+
+def _flops(shape: Shape, grad: bool, levels: int = LEVELS) -> float:
+    """What the causal products need: scores at every level, and values at the fine one.
+
+    The backward pass takes five products of the same kind for the forward's two: scores again,
+    dQ, dK at every level; dV and dP at the fine one.
+    """
+    batch, heads, length, width = shape
+    one = batch * heads * length * length * width  # half of 2 T^2 D: causal
+    scores = score_flop_ratio(levels, length)
+    return one * (scores + 1) + (one * (3 * scores + 2) if grad else 0)
+
+
+def _inputs(shape: Shape) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+    batch, heads, length, width = shape
+    counts = [level_length(length, level) for level in range(LEVELS)]
+    queries, keys = (
+        [torch.randn(batch, heads, count, width).requires_grad_() for count in counts]
+        for _ in range(2)
+    )
+    value = torch.randn(batch, heads, length, width).requires_grad_()
+    return queries, keys, value, torch.full((heads, LEVELS), 1 / LEVELS).requires_grad_()
+
+
+def compare_training(batch: int, length: int, rounds: int = 9) -> Row:
+    """A training step of the same small causal transformer with three levels and with one."""
+    from polyscale.models import HKTConfig, HKTForCausalLM
+
+    ids = torch.randint(3, 259, (batch, length))
+    steps: dict[str, Callable[[], object]] = {}
+    for name, levels in (("hkt", LEVELS), ("standard", 1)):
+        model = HKTForCausalLM(
+            HKTConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, levels=levels)
+        ).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def step(model: Any = model, optimizer: Any = optimizer) -> None:
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        steps[name] = step
+    seconds = best_seconds(steps, rounds)
+    return {
+        "batch": batch,
+        "length": length,
+        "hkt_seconds": seconds["hkt"],
+        "standard_seconds": seconds["standard"],
+        "ratio": seconds["hkt"] / seconds["standard"],
+    }
+
+
+def compare_decoding(context: int, tokens: int = 32, rounds: int = 9) -> Row:
+    """Tokens per second of a small model that goes on after `context` tokens, levels 3 and 1."""
+    from transformers import DynamicCache
+
+    from polyscale.models import HKTConfig, HKTForCausalLM
+
+    found = {}
+    prompt = torch.randint(3, 259, (1, context))
+    states: dict[str, tuple[Any, Any]] = {}
+    with torch.no_grad():
+        for name, levels in (("hkt", LEVELS), ("standard", 1)):
+            config = HKTConfig(
+                hidden_size=512,
+                num_hidden_layers=2,
+                num_attention_heads=8,
+                levels=levels,
+                positions="rotary",
+            )
+            model = HKTForCausalLM(config).eval()
+            cache = DynamicCache(config=config)
+            model(prompt, past_key_values=cache, logits_to_keep=1)
+            states[name] = model, cache
+            found[name] = float("inf")
+        for _ in range(rounds + 1):
+            for name, (model, cache) in states.items():
+                begin = time.perf_counter()
+                for _ in range(tokens):
+                    model(prompt[:, :1], past_key_values=cache)
+                found[name] = min(found[name], time.perf_counter() - begin)
+    return {
+        "context": context,
+        "hkt_tokens_per_second": tokens / found["hkt"],
+        "standard_tokens_per_second": tokens / found["standard"],
+        "ratio": found["standard"] / found["hkt"],
+    }
+
+
+def peak_bytes(name: str, length: int) -> int:
+    """What a forward and backward pass adds to the peak memory of a fresh process."""
+    code = f"from polyscale.bench.hkt import _peak_here; print(_peak_here({name!r}, {length}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def _peak_here(name: str, length: int) -> int:
+    def once(length: int) -> Callable[[], object]:
+        queries, keys, value, weights = _inputs((1, 4, length, 64))
+        if name == "sdpa":
+            inputs = [queries[0], keys[0], value]
+            output = partial(
+                scaled_dot_product_attention, queries[0], keys[0], value, is_causal=True
+            )
+        else:
+            inputs = [*queries, *keys, value, weights]
+            output = partial(hkt_attention, queries, keys, value, weights)
+        return lambda: torch.autograd.grad(output().sum(), inputs)
+
+    once(64)()
+    return added_memory(once(length))
+
+
+def compare_layers(size: int, rounds: int = 5) -> list[Row]:
+    """Whole layers, projections included, forward and bidirectional: HKT and every peer."""
+    d_model, heads = 512, 8
+    x = torch.randn(1, size, d_model)
+    runs: dict[str, Callable[[Tensor], Tensor]] = {
+        f"HKT, {LEVELS} levels": HKTAttention(d_model, heads, LEVELS, causal=False)
+    }
+    notes = {f"HKT, {LEVELS} levels": "this library"}
+    for peer in peers(size, d_model, heads):
+        notes[peer.name] = peer.note
+        if peer.run is not None:
+            runs[peer.name] = peer.run
+    with torch.no_grad():
+        seconds = best_seconds({name: partial(one, x) for name, one in runs.items()}, rounds)
+    return [
+        {
+            "layer": name,
+            "size": size,
+            "seconds": seconds.get(name),
+            "positions_seen": positions_seen(runs[name], x) if name in runs else None,
+            "note": note,
+        }
+        for name, note in notes.items()
+    ]
+
+
+def to_markdown(result: dict[str, Any]) -> str:
+    """The tables that stand beside the JSON."""
+    about = result["machine"]
+    lines = [
+        "# HKT: speed and memory",
+        "",
+        f"{result['levels']} levels, float32, {about['processor']}, {about['threads']} threads, "
+        f"torch {about['torch']}, {about['date']}. Candidates take turns in one process; the best "
+        "time counts. Made by `polyscale bench hkt`.",
+        "",
+        "## The operation against scaled_dot_product_attention, causal",
+        "",
+        "| B, H, T, D | pass | HKT | SDPA | ratio | HKT GFLOP/s | SDPA GFLOP/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["operation"]:
+        shape = ", ".join(str(n) for n in row["shape"])
+        lines.append(
+            f"| {shape} | {row['pass']} | {_milli(row['hkt_seconds'])} | "
+            f"{_milli(row['sdpa_seconds'])} | {row['ratio']:.2f} | {row['gigaflops']:.0f} | "
+            f"{row['sdpa_gigaflops']:.0f} |"
+        )
+    lines.append("")
+    for name, (median, largest) in BARS.items():
+        ratios = [row["ratio"] for row in result["operation"] if row["pass"] == name]
+        lines.append(
+            f"- {name}: median ratio {statistics.median(ratios):.2f} (asked for: {median:.2f}), "
+            f"largest {max(ratios):.2f} (asked for: {largest:.2f})"
+        )
+    if result["exponent"] is not None:
+        lines.append(
+            f"- forward time per head grows as T^{result['exponent']:.2f} "
+            f"(SDPA T^{result['sdpa_exponent']:.2f})"
+        )
+    lines += [
+        "",
+        f"## A training step of a small transformer, {result['levels']} levels against one",
+        "",
+        f"Asked for: at most {TRAINING_BAR}.",
+        "",
+        "| batch | T | HKT | standard | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["training"]:
+        lines.append(
+            f"| {row['batch']} | {row['length']:,} | {_milli(row['hkt_seconds'])} | "
+            f"{_milli(row['standard_seconds'])} | {row['ratio']:.2f} |"
+        )
+    lines += [
+        "",
+        "## Decoding with a cache, tokens per second",
+        "",
+        f"Asked for: at least {DECODE_BAR} at 8,192.",
+        "",
+        "| context | HKT | standard | ratio |",
+        "|---|---|---|---|",
+    ]
+    for row in result["decoding"]:
+        lines.append(
+            f"| {row['context']:,} | {row['hkt_tokens_per_second']:,.0f} | "
+            f"{row['standard_tokens_per_second']:,.0f} | {row['ratio']:.2f} |"
+        )
+    peak = result["peak_bytes"]
+    lines += [
+        "",
+        f"Peak memory of forward+backward at T = {peak['length']:,} (1, 4, T, 64): HKT "
+        f"{peak['hkt'] / 2**20:,.0f} MiB, SDPA {peak['sdpa'] / 2**20:,.0f} MiB, ratio "
+        f"{peak['hkt'] / peak['sdpa']:.2f} (asked for: at most {MEMORY_BAR}).",
+        "",
+        "## Layers, projections included, forward, bidirectional",
+        "",
+        "Peers compute other functions; the share of the input that the middle of the output "
+        "depends on is measured by its gradient.",
+        "",
+        "| layer | T | time | sees | note |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["layers"]:
+        taken = "-" if row["seconds"] is None else _milli(row["seconds"])
+        seen = "-" if row["positions_seen"] is None else f"{row['positions_seen']:.0%}"
+        lines.append(f"| {row['layer']} | {row['size']:,} | {taken} | {seen} | {row['note']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _milli(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Time per head against T, both axes logarithmic."""
+    from polyscale._extras import require
+
+    figure = require("matplotlib.figure", "train", "a plot").Figure(
+        figsize=(6, 4), layout="constrained"
+    )
+    axes = figure.add_subplot()
+    for width, marker in ((32, "o"), (64, "s")):
+        rows = [
+            row
+            for row in result["operation"]
+            if row["pass"] == "forward" and row["shape"][3] == width
+        ]
+        for name, line in (("hkt", "-"), ("sdpa", "--")):
+            seconds = [row[f"{name}_seconds"] / (row["shape"][0] * row["shape"][1]) for row in rows]
+            axes.loglog(
+                [row["shape"][2] for row in rows],
+                seconds,
+                marker + line,
+                label=f"{name.upper()}, D = {width}",
+            )
+    axes.set_xlabel("T")
+    axes.set_ylabel("seconds per head, forward")
+    axes.set_title("HKT with three levels, causal", loc="left")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path)
