@@ -204,7 +204,7 @@ class TestGeneration:
         assert cache.get_seq_length() == 3
         with pytest.raises(NotImplementedError, match="cannot be cropped"):
             cache.layers[0].crop(-1)
-        with pytest.raises(NotImplementedError, match="filled by HKTAttention"):
+        with pytest.raises(NotImplementedError, match="filled by its attention layer"):
             cache.layers[0].update(torch.zeros(1), torch.zeros(1))
         cache.reset()
         assert cache.get_seq_length() == 0

@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 
 from polyscale.ops.hkt.layout import PackedLayout, Padding, level_length
+from polyscale.ops.hkt.native.op import hkt_attention_native, why_not
 from polyscale.ops.hkt.reference import hkt_attention_reference
 from polyscale.ops.hkt.sdpa import hkt_attention_sdpa
+from polyscale.ops.hkt.triton import hkt_attention_triton
 
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "reference": hkt_attention_reference,
     "sdpa": hkt_attention_sdpa,
+    "native": hkt_attention_native,
+    "triton": hkt_attention_triton,
 }
 
 
@@ -114,6 +118,8 @@ def attend(
 
     `lengths` `[B]` is the number of real tokens, which come first in each row.
     """
+    if impl == "auto":
+        impl = "native" if why_not(queries, keys, value, relative_bias) is None else "sdpa"
     return implementation(impl)(
         queries,
         keys,
@@ -128,7 +134,10 @@ def attend(
 
 
 def implementation(name: str) -> Callable[..., Tensor]:
-    """The implementation of that name; `"auto"` is the fastest that can run here."""
+    """The implementation of that name; `"auto"` is the one that takes everything fast.
+
+    `attend` itself turns `"auto"` into `"native"` where that takes the tensors.
+    """
     if name == "auto":
         return hkt_attention_sdpa
     if name not in IMPLEMENTATIONS:

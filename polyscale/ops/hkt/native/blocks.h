@@ -1,0 +1,319 @@
+// Blocks of rows in scratch memory, products of blocks, and the merged scores of one tile.
+#pragma once
+#include "vectors.h"
+
+// Divisible by 2**(MAX_LEVELS - 1), so that a block of queries or keys is whole at every level,
+// and QUERY_BLOCK by the columns of a score tile.
+enum { QUERY_BLOCK = 96, KEY_BLOCK = 128, TILE = 3 };
+
+struct Scratch {
+    float* next;
+    float* take(int64_t floats) {
+        float* taken = next;
+        next += round_up(floats, 16);
+        return taken;
+    }
+};
+
+struct Rows {
+    const float* data;
+    int64_t pitch;
+};
+
+INLINE float from_bfloat16(uint16_t x) {
+    const uint32_t wide = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &wide, 4);
+    return y;
+}
+
+INLINE uint16_t to_bfloat16(float x) {
+    uint32_t wide;
+    memcpy(&wide, &x, 4);
+    if (x != x) return (uint16_t)((wide >> 16) | 0x40);
+    return (uint16_t)((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
+}
+
+INLINE int64_t padded(int64_t width) { return round_up(width, WIDTH); }
+
+// Distance of copied rows. A power of two would put a column of all rows in few sets of the cache.
+INLINE int64_t row_pitch(int64_t width) {
+    const int64_t whole = padded(width);
+    return whole % 32 ? whole : whole + 16;
+}
+
+// Rows as floats, times a factor per row if there is one; rows up to `filled` and channels up to a
+// whole vector are zero.
+static Rows copy_rows(const Problem& p, const Tensor& t, const Sequence& s, int64_t level,
+                      int64_t first, int64_t count, int64_t filled, int64_t width, float factor,
+                      const float* row_factor, float* scratch) {
+    const int64_t pitch = row_pitch(width), whole = padded(width);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t from = offset(t, s, level, first + i);
+        const float f = row_factor ? factor * row_factor[i] : factor;
+        float* to = scratch + i * pitch;
+        if (p.bfloat16) {
+            const uint16_t* x = (const uint16_t*)t.data + from;
+            for (int64_t d = 0; d < width; d++) to[d] = from_bfloat16(x[d]) * f;
+        } else {
+            const float* x = (const float*)t.data + from;
+            for (int64_t d = 0; d < width; d++) to[d] = x[d] * f;
+        }
+        for (int64_t d = width; d < whole; d++) to[d] = 0.0f;
+    }
+    memset(scratch + count * pitch, 0, (size_t)((filled - count) * pitch) * sizeof(float));
+    return {scratch, pitch};
+}
+
+// Rows where they are, if they can be read as whole vectors of floats there, else copied.
+// Rows far apart would evict each other from the cache when read again and again.
+static Rows view_rows(const Problem& p, const Tensor& t, const Sequence& s, int64_t level,
+                      int64_t first, int64_t count, int64_t width, bool whole, float* scratch) {
+    if (!p.bfloat16 && (!whole || (width % WIDTH == 0 && t.row == width)))
+        return {(const float*)t.data + offset(t, s, level, first), t.row};
+    return copy_rows(p, t, s, level, first, count, count, width, 1.0f, nullptr, scratch);
+}
+
+static void write_row(const Problem& p, const Tensor& t, int64_t to, const float* x, int64_t width,
+                      float factor) {
+    if (p.bfloat16) {
+        uint16_t* y = (uint16_t*)t.data + to;
+        for (int64_t d = 0; d < width; d++) y[d] = to_bfloat16(x[d] * factor);
+    } else {
+        float* y = (float*)t.data + to;
+        for (int64_t d = 0; d < width; d++) y[d] = x[d] * factor;
+    }
+}
+
+#if defined(__AVX2__)
+INLINE void transpose_eight(const float* from, int64_t pitch, float* to, int64_t to_pitch) {
+    __m256 row[8], pair[8], quad[8];
+    for (int i = 0; i < 8; i++) row[i] = _mm256_loadu_ps(from + i * pitch);
+    for (int i = 0; i < 8; i += 2) {
+        pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+        pair[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            quad[i + 2 * j] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0x44);
+            quad[i + 2 * j + 1] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0xEE);
+        }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * to_pitch, _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * to_pitch,
+                         _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x31));
+    }
+}
+#endif
+
+// [rows][width] to [width][columns], zero beyond the rows.
+static void transpose(Rows from, int64_t rows, int64_t width, int64_t columns, float* to) {
+    int64_t done_rows = 0, done_width = 0;
+#if defined(__AVX2__)
+    done_rows = rows / 8 * 8, done_width = width / 8 * 8;
+    for (int64_t m = 0; m < done_rows; m += 8)
+        for (int64_t d = 0; d < done_width; d += 8)
+            transpose_eight(from.data + m * from.pitch + d, from.pitch, to + d * columns + m,
+                            columns);
+#endif
+    for (int64_t m = 0; m < columns; m++)
+        for (int64_t d = m < done_rows ? done_width : 0; d < width; d++)
+            to[d * columns + m] = m < rows ? from.data[m * from.pitch + d] : 0.0f;
+}
+
+template <int R, int C, bool TRANSPOSED>
+INLINE void product_tile(const float* const* rows, int64_t pitch, int64_t count, const float* b,
+                         int64_t b_pitch, float* c, int64_t c_pitch, const float* factor) {
+    // Summed from zero and then added: rounding errors grow with the length of a block and the
+    // number of blocks, not with their product.
+    Vector acc[R][C];
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < C; j++) acc[r][j] = splat(0.0f);
+    multiply<R, C, TRANSPOSED>(acc, count, rows, pitch, b, b_pitch);
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < C; j++) {
+            float* at = c + r * c_pitch + j * WIDTH;
+            store(at, (factor ? load(at) * splat(factor[r]) : load(at)) + acc[r][j]);
+        }
+}
+
+template <int R, bool TRANSPOSED>
+static void product_rows(const float* a, int64_t pitch, int64_t count, const float* b,
+                         int64_t b_pitch, float* c, int64_t c_pitch, int64_t columns,
+                         const float* factor) {
+    const float* rows[R];
+    for (int r = 0; r < R; r++) rows[r] = TRANSPOSED ? a + r : a + r * pitch;
+    int64_t j = 0;
+    for (; j + 2 * WIDTH <= columns; j += 2 * WIDTH)
+        product_tile<R, 2, TRANSPOSED>(rows, pitch, count, b + j, b_pitch, c + j, c_pitch, factor);
+    if (j < columns)
+        product_tile<R, 1, TRANSPOSED>(rows, pitch, count, b + j, b_pitch, c + j, c_pitch, factor);
+}
+
+template <int R, bool TRANSPOSED>
+static void product_remainder(int64_t rows, const float* a, int64_t pitch, int64_t count,
+                              const float* b, int64_t b_pitch, float* c, int64_t c_pitch,
+                              int64_t columns, const float* factor) {
+    if constexpr (R > 0) {
+        if (rows == R)
+            product_rows<R, TRANSPOSED>(a, pitch, count, b, b_pitch, c, c_pitch, columns, factor);
+        else
+            product_remainder<R - 1, TRANSPOSED>(rows, a, pitch, count, b, b_pitch, c, c_pitch,
+                                                 columns, factor);
+    }
+}
+
+// c[r][:] = c[r][:] * factor[r] + sum_k a(r, k) b[k][:] for r < rows, columns a multiple of WIDTH.
+// TRANSPOSED: a(r, k) = a[k * pitch + r] and k < count is at most r + diagonal if that is given;
+// else a(r, k) = a[r * pitch + k] and k is at least r + diagonal.
+template <bool TRANSPOSED>
+static void product(const float* a, int64_t pitch, int64_t rows, int64_t count, const float* b,
+                    int64_t b_pitch, float* c, int64_t c_pitch, int64_t columns,
+                    const float* factor, const int64_t* diagonal) {
+    for (int64_t r = 0; r < rows; r += PRODUCT_ROWS) {
+        const int64_t here = least(PRODUCT_ROWS, rows - r);
+        int64_t first = 0, last = count;
+        if (diagonal && TRANSPOSED) last = most(0, least(count, r + here + *diagonal));
+        if (diagonal && !TRANSPOSED) first = least(count, most(0, r + *diagonal));
+        const float* from = TRANSPOSED ? a + r : a + r * pitch + first;
+        const float* f = factor ? factor + r : nullptr;
+        if (here == PRODUCT_ROWS)
+            product_rows<PRODUCT_ROWS, TRANSPOSED>(from, pitch, last - first, b + first * b_pitch,
+                                                   b_pitch, c + r * c_pitch, c_pitch, columns, f);
+        else
+            product_remainder<PRODUCT_ROWS - 1, TRANSPOSED>(
+                here, from, pitch, last - first, b + first * b_pitch, b_pitch, c + r * c_pitch,
+                c_pitch, columns, f);
+    }
+}
+
+// The scores of one level, keys down, queries across, plus those of the next coarser level, each
+// of which stands for two by two. They go through `finish` while they are still in registers.
+struct Level {
+    Rows keys;
+    int64_t key_count;           // rows; those beyond it in the last group repeat the last
+    const float* queries;        // [width][pitch], with scale and level weight
+    int64_t pitch, query_count;  // of queries and of the scores
+    const float* coarse;         // [key_count / 2][coarse_pitch], or null
+    int64_t coarse_pitch;
+    bool causal;
+    int64_t ahead;  // number of the first key less that of the first query, at this level
+};
+
+template <int C, class Finish>
+INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t column,
+                       Finish& finish) {
+    if (level.causal && column + C * WIDTH <= key + level.ahead) {
+        finish.template skip<C>(key, column);
+        return;
+    }
+    const float* rows[SCORE_ROWS];
+    Vector acc[SCORE_ROWS][C];
+    for (int r = 0; r < SCORE_ROWS; r++) {
+        const int64_t row = least(key + r, level.key_count - 1);
+        rows[r] = level.keys.data + row * level.keys.pitch;
+        if (level.coarse) {
+            const float* from = level.coarse + (row >> 1) * level.coarse_pitch + column / 2;
+            for (int c = 0; c < C; c++) acc[r][c] = load_doubled(from + c * (WIDTH / 2));
+        } else {
+            for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
+        }
+    }
+    multiply<SCORE_ROWS, C, false>(acc, width, rows, 0, level.queries + column, level.pitch);
+    finish.template done<C>(acc, key, column);
+}
+
+template <class Finish>
+static void score_tiles(const Level& level, int64_t width, Finish& finish) {
+    const int64_t columns = padded(level.query_count);
+    for (int64_t key = 0; key < level.key_count; key += SCORE_ROWS) {
+        int64_t column = 0;
+        for (; column + TILE * WIDTH <= columns; column += TILE * WIDTH)
+            score_tile<TILE>(level, width, key, column, finish);
+        if (columns - column == 2 * WIDTH) score_tile<2>(level, width, key, column, finish);
+        if (columns - column == WIDTH) score_tile<1>(level, width, key, column, finish);
+    }
+}
+
+// Minus infinity where the key is later than the query.
+template <int C>
+INLINE void hide_later(const Level& level, Vector (&acc)[SCORE_ROWS][C], int64_t key,
+                       int64_t column) {
+    if (!level.causal || column >= key + SCORE_ROWS - 1 + level.ahead) return;
+    const Integers lane = lane_numbers();
+    for (int r = 0; r < SCORE_ROWS; r++)
+        for (int c = 0; c < C; c++) {
+            // Rows beyond the last repeat it: they see what it sees.
+            const int32_t row = (int32_t)least(key + r, level.key_count - 1);
+            const int32_t first = row + (int32_t)level.ahead - (int32_t)(column + c * WIDTH);
+            acc[r][c] = choose((Integers)(lane >= first), acc[r][c], splat(-INFINITE));
+        }
+}
+
+struct Keep {
+    float* scores;
+    int64_t pitch;
+    template <int C>
+    INLINE_MEMBER void skip(int64_t, int64_t) {}
+    template <int C>
+    INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
+        for (int r = 0; r < SCORE_ROWS; r++)
+            for (int c = 0; c < C; c++)
+                store(scores + (key + r) * pitch + column + c * WIDTH, acc[r][c]);
+    }
+};
+
+// What a tile of queries and keys needs at every level.
+struct Tile {
+    int64_t first_query, query_count;
+    Level level[MAX_LEVELS];
+    float* packed[MAX_LEVELS];       // queries of each level, transposed
+    float* coarse[MAX_LEVELS];       // scores of levels 1 and up
+    float* key_scratch[MAX_LEVELS];  // for keys that cannot be read in place
+
+    static int64_t pitch(int64_t level) { return padded(at_level(QUERY_BLOCK, level)); }
+
+    void reserve(const Problem& p, Scratch& scratch) {
+        for (int64_t l = 0; l < p.levels; l++) {
+            packed[l] = scratch.take(p.width * pitch(l));
+            // Row groups at the end may reach beyond the keys.
+            const int64_t rows = at_level(KEY_BLOCK, l) + SCORE_ROWS;
+            coarse[l] = l ? scratch.take(rows * pitch(l)) : nullptr;
+            key_scratch[l] = scratch.take(at_level(KEY_BLOCK, l) * row_pitch(p.width));
+        }
+    }
+
+    // `plain` is scratch for the queries before they are transposed.
+    void set_queries(const Problem& p, const Sequence& s, int64_t first, int64_t count,
+                     float* plain) {
+        first_query = first, query_count = count;
+        for (int64_t l = 0; l < p.levels; l++) {
+            const float weight = p.weights[s.head * p.levels + l];
+            const int64_t rows = at_level(count, l);
+            const Rows q = copy_rows(p, p.query[l], s, l, first >> l, rows, rows, p.width,
+                                     p.scale * weight, nullptr, plain);
+            transpose(q, rows, p.width, padded(rows), packed[l]);
+        }
+    }
+
+    // Coarse levels are scored and folded into each other; level 0 is left to the caller.
+    void set_keys(const Problem& p, const Sequence& s, int64_t first, int64_t count) {
+        for (int64_t l = p.levels - 1; l >= 0; l--) {
+            Level& here = level[l];
+            here.key_count = at_level(count, l);
+            here.keys = view_rows(p, p.key[l], s, l, first >> l, here.key_count, p.width, false,
+                                  key_scratch[l]);
+            here.query_count = at_level(query_count, l);
+            here.queries = packed[l];
+            here.pitch = padded(here.query_count);
+            here.coarse = l + 1 < p.levels ? coarse[l + 1] : nullptr;
+            here.coarse_pitch = l + 1 < p.levels ? level[l + 1].pitch : 0;
+            here.causal = p.causal;
+            here.ahead = (first >> l) - (first_query >> l);
+            if (l > 0) {
+                Keep keep{coarse[l], here.pitch};
+                score_tiles(here, p.width, keep);
+            }
+        }
+    }
+};

@@ -1,0 +1,222 @@
+"""HKT attention on the CPU as one fused kernel: a torch operation with its own backward pass.
+
+Scores of every level are computed at the level's own resolution, so that they cost
+`sum 4**-l` times those of standard attention; nothing of size T x T is ever stored.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.native.build import why_not_built
+from polyscale.ops.hkt.native.library import MAX_LEVELS, Call
+
+MAX_WIDTH = 256
+
+
+def hkt_attention_native(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    level_weights: Tensor,
+    *,
+    causal: bool,
+    lengths: Tensor | None,
+    packed: PackedLayout | None,
+    scale: float,
+    relative_bias: Sequence[Tensor] | None,
+) -> Tensor:
+    """The attended values, `[B, H, T, Dv]`; a ValueError says what the kernel does not take."""
+    reason = why_not(queries, keys, value, relative_bias)
+    if reason is not None:
+        raise ValueError(f'impl="native" cannot run: {reason}')
+    weights = level_weights.to(torch.float32).expand(value.shape[1], -1)  # [H, L]
+    boundaries = None if packed is None else torch.tensor(packed.boundaries)  # [L, S + 1]
+    output, _ = _forward(
+        list(queries), list(keys), value, weights, lengths, boundaries, causal, scale
+    )
+    return output
+
+
+def why_not(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    relative_bias: Sequence[Tensor] | None,
+) -> str | None:
+    """Why the kernel cannot take these tensors; None if it can. Builds it if need be."""
+    if value.device.type != "cpu":
+        return f"it runs on the CPU, got tensors on {value.device}"
+    if value.dtype not in (torch.float32, torch.bfloat16):
+        return f"it takes float32 and bfloat16, got {value.dtype}"
+    if any(x.dtype != value.dtype for x in (*queries, *keys)):
+        return "queries, keys and value must have one dtype"
+    if relative_bias is not None:
+        return "it takes no relative_bias"
+    if len(queries) > MAX_LEVELS:
+        return f"it takes at most {MAX_LEVELS} levels, got {len(queries)}"
+    width = max(queries[0].shape[-1], value.shape[-1])
+    if width > MAX_WIDTH:
+        return f"it takes head dimensions up to {MAX_WIDTH}, got {width}"
+    # torch would take the operation for a constant: a tangent of zero, without a word.
+    if not torch.compiler.is_compiling() and _transformed((*queries, *keys, value)):
+        return "it has reverse-mode gradients only: no torch.func transforms, no forward mode"
+    return _why_no_kernel()
+
+
+def _transformed(tensors: Sequence[Tensor]) -> bool:
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def _why_no_kernel() -> str | None:
+    return why_not_built()
+
+
+# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: a
+# compiled graph asks while it is traced and keeps the answer.
+_why_no_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@torch.library.custom_op("polyscale::hkt_attention", mutates_args=(), device_types="cpu")
+def _forward(
+    queries: list[Tensor],
+    keys: list[Tensor],
+    value: Tensor,
+    weights: Tensor,
+    lengths: Tensor | None,
+    boundaries: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    output, statistics = _empty_results(value)
+    call = Call(queries, keys, value, weights, lengths, boundaries, causal, scale)
+    call.problem.output = call.write(output)
+    call.problem.statistics = call.numbers(statistics)
+    call.run("hkt_forward")
+    return output, statistics
+
+
+@_forward.register_fake
+def _(
+    queries: list[Tensor],
+    keys: list[Tensor],
+    value: Tensor,
+    weights: Tensor,
+    lengths: Tensor | None,
+    boundaries: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    return _empty_results(value)
+
+
+@torch.library.custom_op("polyscale::hkt_attention_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad_output: Tensor,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    value: Tensor,
+    weights: Tensor,
+    lengths: Tensor | None,
+    boundaries: Tensor | None,
+    output: Tensor,
+    statistics: Tensor,
+    causal: bool,
+    scale: float,
+) -> list[Tensor]:
+    """Gradients of the queries, the keys, the value and the weights, one after the other."""
+    gradients = _empty_gradients(queries, keys, value, weights)
+    levels = len(queries)
+    call = Call(queries, keys, value, weights, lengths, boundaries, causal, scale)
+    for level in range(levels):
+        call.problem.grad_query[level] = call.write(gradients[level])
+        call.problem.grad_key[level] = call.write(gradients[levels + level])
+    call.problem.grad_value = call.write(gradients[-2])
+    call.problem.grad_weights = call.numbers(gradients[-1])
+    call.problem.output = call.read(output)
+    call.problem.grad_output = call.read(grad_output.to(value.dtype))
+    call.problem.statistics = call.numbers(statistics.contiguous())
+    call.run("hkt_backward")
+    return [gradient.to(value.dtype) for gradient in gradients[:-1]] + gradients[-1:]
+
+
+@_backward.register_fake
+def _(
+    grad_output: Tensor,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    value: Tensor,
+    weights: Tensor,
+    lengths: Tensor | None,
+    boundaries: Tensor | None,
+    output: Tensor,
+    statistics: Tensor,
+    causal: bool,
+    scale: float,
+) -> list[Tensor]:
+    gradients = _empty_gradients(queries, keys, value, weights)
+    return [gradient.to(value.dtype) for gradient in gradients[:-1]] + gradients[-1:]
+
+
+def _empty_results(value: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, length, width = value.shape
+    # Heads side by side, as the projection after the attention reads them.
+    output = value.new_empty(batch, length, heads, width).transpose(1, 2)
+    return output, value.new_empty(2, batch, heads, length, dtype=torch.float32)
+
+
+def _empty_gradients(
+    queries: list[Tensor], keys: list[Tensor], value: Tensor, weights: Tensor
+) -> list[Tensor]:
+    """Sums are taken in float32 whatever the inputs are."""
+    gradients = [_empty_gradient(x) for x in (*queries, *keys, value)]
+    return [*gradients, torch.empty(weights.shape, dtype=torch.float32, device=weights.device)]
+
+
+def _empty_gradient(x: Tensor) -> Tensor:
+    """Laid out like the input if its channels lie side by side, as the kernel writes them."""
+    like = torch.empty_like(x, dtype=torch.float32)
+    side_by_side = like.shape[-1] == 1 or like.stride(-1) == 1
+    return like if side_by_side else torch.empty(x.shape, dtype=torch.float32, device=x.device)
+
+
+def _setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:
+    queries, keys, value, weights, lengths, boundaries, causal, scale = inputs
+    ctx.levels, ctx.causal, ctx.scale = len(queries), causal, scale  # type: ignore[attr-defined]
+    ctx.save_for_backward(*queries, *keys, value, weights, lengths, boundaries, *output)
+
+
+def _differentiate(
+    ctx: torch.autograd.function.FunctionCtx, grad_output: Tensor, _: Tensor | None
+) -> tuple:
+    levels = ctx.levels  # type: ignore[attr-defined]
+    saved = list(ctx.saved_tensors)  # type: ignore[attr-defined]
+    queries, keys = saved[:levels], saved[levels : 2 * levels]
+    value, weights, lengths, boundaries, output, statistics = saved[2 * levels :]
+    gradients = _backward(
+        grad_output,
+        queries,
+        keys,
+        value,
+        weights,
+        lengths,
+        boundaries,
+        output,
+        statistics,
+        ctx.causal,  # type: ignore[attr-defined]
+        ctx.scale,  # type: ignore[attr-defined]
+    )
+    return (
+        gradients[:levels],
+        gradients[levels : 2 * levels],
+        *gradients[2 * levels :],
+        *[None] * 4,
+    )
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)

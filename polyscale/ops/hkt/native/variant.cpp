@@ -1,0 +1,27 @@
+// The kernel for one set of instructions: compiled once for each, with its own flags and name.
+// Everything but the table is private to this file, so that the linker cannot hand code for one
+// processor to another.
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include "problem.h"
+
+namespace {
+#include "forward.h"
+#include "backward.h"
+
+int64_t scratch_floats(const Problem* p) {
+    ForwardScratch forward;
+    BackwardScratch backward;
+    // Counted from an address that is never used.
+    float* none = (float*)64;
+    return most(forward.reserve(*p, Scratch{none}) - none,
+                backward.reserve(*p, Scratch{none}) - none);
+}
+}  // namespace
+
+extern "C" const Variant HKT_VARIANT;
+const Variant HKT_VARIANT = {QUERY_BLOCK, scratch_floats, forward_block, backward_part};

@@ -1,0 +1,131 @@
+"""Building the native kernel: once, safely, and never in the way."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import polyscale as ps
+from polyscale.ops.hkt.native import build
+from tests.ops.hkt.cases import random_case
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A process that has built nothing yet, with a cache of its own."""
+    monkeypatch.setenv("POLYSCALE_CACHE", str(tmp_path / "cache"))
+    build._load.cache_clear()
+    yield monkeypatch
+    build._load.cache_clear()
+
+
+def compiler(tmp_path, script, name="compiler"):
+    """A program that stands in for the compiler and notes every call."""
+    program = tmp_path / name
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "calls"}\n{script}\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def calls(tmp_path):
+    noted = tmp_path / "calls"
+    return noted.read_text().splitlines() if noted.exists() else []
+
+
+def native():
+    (found,) = [found for found in ps.implementations() if found.name == "native"]
+    return found
+
+
+def assert_left_to_sdpa(reason):
+    case = random_case(9, 2, dtype=torch.float32)
+    assert torch.equal(ps.hkt_attention(*case), ps.hkt_attention(*case, impl="sdpa"))
+    with pytest.raises(ValueError, match=f"native.*{reason}"):
+        ps.hkt_attention(*case, impl="native")
+    assert not native().available
+    assert reason in native().reason
+
+
+def test_without_a_compiler_auto_is_sdpa_and_native_says_why(fresh):
+    fresh.delenv("CXX", raising=False)
+    fresh.setenv("PATH", "")
+    assert not native().available  # also before anything was tried
+    assert_left_to_sdpa("compiler found")
+
+
+def test_a_compiler_that_does_not_exist_is_named(fresh):
+    fresh.setenv("CXX", "/nowhere/g++")
+    assert_left_to_sdpa("/nowhere/g")
+
+
+def test_a_compiler_that_fails_is_asked_once_and_quoted(fresh, tmp_path):
+    fresh.setenv("CXX", compiler(tmp_path, 'echo "fatal error: out of ideas" >&2; exit 1'))
+    assert native().available  # a compiler is there; more is known after the first use
+    assert_left_to_sdpa("out of ideas")
+    made = len(calls(tmp_path))
+    assert made > 0
+    assert_left_to_sdpa("out of ideas")
+    assert len(calls(tmp_path)) == made
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_a_cache_that_cannot_be_written_is_a_reason_too(fresh, tmp_path):
+    (tmp_path / "file").write_text("")
+    fresh.setenv("POLYSCALE_CACHE", str(tmp_path / "file" / "below"))
+    fresh.setenv("CXX", compiler(tmp_path, "exit 0"))
+    assert_left_to_sdpa("file")
+
+
+def test_looking_at_what_is_available_builds_nothing(fresh, tmp_path):
+    fresh.setenv("CXX", compiler(tmp_path, "exit 0"))
+    assert native().available
+    assert "builds it on first use" in native().reason
+    assert calls(tmp_path) == []
+
+
+REAL = build.find_compiler()
+needs_a_compiler = pytest.mark.skipif(REAL is None, reason=f"{build.missing_compiler()}")
+
+# Without optimisation: what is tested is the building.
+QUICK = f'exec {REAL} "$@" -O0'
+
+
+@needs_a_compiler
+def test_two_processes_that_start_together_build_once_and_a_broken_library_is_replaced(
+    fresh, tmp_path
+):
+    fresh.setenv("CXX", compiler(tmp_path, QUICK))
+    script = "from polyscale.ops.hkt.native import build; print(build.load().hkt_problem_size())"
+    together = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    printed = [process.communicate(timeout=300) for process in together]
+    assert [process.returncode for process in together] == [0, 0], printed
+    assert printed[0][0] == printed[1][0]
+    messages = [errors.count("building the native kernel") for _, errors in printed]
+    assert sorted(messages) == [0, 1]
+    (library,) = (tmp_path / "cache").glob("*.so")
+    assert sum("-shared" in call for call in calls(tmp_path)) == 1
+
+    library.write_bytes(b"not a library")
+    assert build.why_not_built() is None
+    case = random_case(9, 2, dtype=torch.float32)
+    exact = ps.hkt_attention(*case, impl="reference")
+    assert torch.allclose(ps.hkt_attention(*case, impl="native"), exact, atol=1e-5)
+    assert sum("-shared" in call for call in calls(tmp_path)) == 2
+
+
+def test_the_name_changes_with_the_flags_and_the_compiler(fresh, tmp_path):
+    one = compiler(tmp_path, "echo version 1", "one")
+    two = compiler(tmp_path, "echo version 2", "two")
+    names = {build.library_path(one).name, build.library_path(two).name}
+    fresh.setattr(build, "FLAGS", (*build.FLAGS, "-O1"))
+    names.add(build.library_path(one).name)
+    assert len(names) == 3
