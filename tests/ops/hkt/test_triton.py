@@ -13,6 +13,8 @@ from polyscale.ops.hkt.layout import PackedLayout
 from polyscale.ops.hkt.triton import hkt_attention_triton
 from tests.ops.hkt.cases import random_case
 
+# There is no triton for other systems to install.
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
 ROOT = Path(__file__).parents[3]
 OPTIONS = {"causal": True, "lengths": None, "packed": None, "scale": 0.5, "relative_bias": None}
 
