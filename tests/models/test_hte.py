@@ -159,7 +159,7 @@ def structural_examples(count, seed=0):
 
 def trained_accuracy(attention, steps=150):
     torch.manual_seed(0)
-    batch = collate_trees(structural_examples(64))
+    batch = collate_trees(structural_examples(256))
     model = make(attention=attention, initializer_range=0.1, hidden_size=32).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for _ in range(steps):
