@@ -65,31 +65,38 @@ def test_the_demo_ends_with_a_table_a_summary_and_the_path_of_the_report(demo):
     ):
         assert label in output
     assert output.rstrip().endswith(f"Report: {folder / 'report.html'}")
-    assert output.count("20/20") == 2, "a finished progress bar for each model"
+    for name in ("standard", "hkt"):
+        assert f"{name}, seed 3: step 20 of 20, validation" in output
 
 
 def test_the_demo_writes_results_that_agree_with_the_table(demo):
     output, folder = demo
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    standard, hkt = results["results"]
-    assert (standard["model"]["levels"], hkt["model"]["levels"]) == (1, 3)
-    assert standard["settings"] == hkt["settings"]
-    assert results["seed"] == standard["settings"]["seed"] == results["data"]["seed"] == 3
+    results = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    standard, hkt = results["models"]
+    assert (standard["levels"], hkt["levels"]) == (1, 3)
     assert standard["score_flop_ratio"] == 1.0
     assert 1.3 < hkt["score_flop_ratio"] <= 4 / 3
     assert f"{hkt['score_flop_ratio']:.3f} x" in output
-    assert f"{hkt['test_accuracy']:.1%}" in output
+    assert f"{hkt['scores'][0]:.1f}" in output
     assert f"{standard['parameters']:,}" in output
+    runs = results["runs"]
+    assert runs[0]["config"]["training"] == runs[1]["config"]["training"]
+    assert {run["seed"] for run in runs} == {run["config"]["data_seed"] for run in runs} == {3}
     # Layers, heads, levels; the weights of a head are convex.
-    layers = hkt["level_weights"]
+    layers = runs[1]["level_weights_curve"][-1]["weights"]
     assert [len(layers), len(layers[0]), len(layers[0][0])] == [2, 4, 3]
     assert all(sum(head) == pytest.approx(1.0) for layer in layers for head in layer)
+
+
+def run_folder(folder, name, seed=3):
+    return folder / "runs" / "listops" / f"{name}-seed-{seed}"
 
 
 def test_the_models_differ_in_levels_alone(demo):
     _, folder = demo
     standard, hkt = (
-        json.loads((folder / name / "config.json").read_text()) for name in ("standard", "hkt")
+        json.loads((run_folder(folder, name) / "config.json").read_text())
+        for name in ("standard", "hkt")
     )
     assert (standard.pop("levels"), hkt.pop("levels")) == (1, 3)
     assert standard == hkt
@@ -100,7 +107,7 @@ def test_the_report_stands_alone_and_names_its_command(demo):
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?:|<script|<link|<img|@import|src=", page)
     assert f"polyscale demo --output {folder} --seed 3 --quick" in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") >= 3
 
 
 def test_the_saved_models_load_again(demo):
@@ -108,7 +115,7 @@ def test_the_saved_models_load_again(demo):
 
     _, folder = demo
     for name, levels in (("standard", 1), ("hkt", 3)):
-        model = HKTForSequenceClassification.from_pretrained(folder / name)
+        model = HKTForSequenceClassification.from_pretrained(run_folder(folder, name))
         assert model.config.levels == levels
 
 
@@ -121,7 +128,14 @@ def test_a_second_run_replaces_its_own_files_and_leaves_others_alone(demo):
     assert (folder / "notes.txt").read_text() == "mine"
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["hkt", "notes.txt", "report.html", "results.json", "standard"]
+    assert names == [
+        "comparison.json",
+        "comparison.md",
+        "figures",
+        "notes.txt",
+        "report.html",
+        "runs",
+    ]
 
 
 def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path):
@@ -152,10 +166,11 @@ def test_the_version_is_that_of_the_package():
     assert invoke("--version").stdout == f"polyscale {polyscale.__version__}\n"
 
 
-def test_help_names_the_demo():
+def test_help_names_every_command():
     finished = invoke("--help")
     assert finished.exit_code == 0
-    assert "demo" in finished.stdout
+    for command in ("demo", "train", "evaluate", "compare", "reproduce", "status", "bench"):
+        assert command in finished.stdout
 
 
 def test_a_bad_option_is_refused():
@@ -189,3 +204,94 @@ def test_the_command_imports_nothing_heavy_before_it_runs():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert finished.stdout == "['polyscale']\n"
+
+
+TINY = ("--set", "training.steps=4", "--set", "training.evaluate_every=2", "--preset", "tiny")
+
+
+def test_train_then_evaluate_then_resume(tmp_path):
+    folder = tmp_path / "run"
+    arguments = ("--task", "copy", "--model", "hkt", "--levels", "2", "--output", str(folder))
+    trained = invoke("train", *arguments, *TINY)
+    assert trained.exit_code == 0, trained.output
+    assert "copy, hkt, seed 0: test" in trained.stdout
+    assert trained.stdout.rstrip().endswith(f"Run: {folder}")
+    measured = invoke("evaluate", str(folder))
+    assert measured.exit_code == 0, measured.output
+    result = json.loads((folder / "result.json").read_text())
+    assert json.loads(measured.stdout)["loss"] == pytest.approx(result["test"]["loss"], abs=1e-6)
+    assert result["config"]["model_options"]["levels"] == 2
+    again = invoke("train", *arguments, *TINY)
+    assert again.exit_code == 1
+    assert again.stderr == (
+        f"polyscale: {folder} holds a finished run: resume it, or choose another folder\n"
+    )
+    resumed = invoke("train", str(folder / "config.yaml"), "--resume", "--output", str(folder))
+    assert resumed.exit_code == 0, resumed.output
+    assert resumed.stdout == trained.stdout[-len(resumed.stdout) :]
+
+
+def test_compare_prints_a_table_and_writes_a_report(tmp_path):
+    finished = invoke(
+        "compare",
+        "--task=copy",
+        "--models=standard,hkt,hsa",
+        "--seeds=0,1",
+        *TINY,
+        f"--output={tmp_path}",
+    )
+    assert finished.exit_code == 0, finished.output
+    for text in ("Paired t-test", "HKT (3 levels)", f"Report: {tmp_path / 'report.html'}"):
+        assert text in finished.stdout
+    assert len(list(tmp_path.glob("runs/copy/*/result.json"))) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "--output=x"), "train takes a YAML file, or --task and --model"),
+        (("train", "--task=copy", "--model=gpt", "--output=x"), "model takes one of standard"),
+        (("train", "--task=go", "--model=hkt", "--output=x"), "task takes one of listops"),
+        (("train", "none.yaml", "--output=x"), "none.yaml: No such file"),
+        (
+            ("train", "--task=copy", "--model=hkt", "--output=x", "--set=training.lr=1"),
+            "training takes steps",
+        ),
+        (("evaluate", "nowhere"), "nowhere holds no run"),
+        (("compare", "--task=copy", "--seeds=a"), "--seeds takes numbers"),
+        (("compare", "--task=copy", "--seeds=1,1"), "--seeds takes each one once"),
+        (("reproduce", "gpt"), "reproduce takes one of hkt"),
+        (("status", "hkt", "--preset=gpu"), "preset takes one of cpu, paper"),
+    ],
+)
+def test_a_bad_request_is_one_line_that_says_what_is_taken(
+    arguments, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    finished = invoke(*arguments)
+    assert finished.exit_code in (1, 2)
+    assert finished.stderr.startswith("polyscale: ")
+    assert message in finished.stderr
+    assert finished.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_are_one_line_that_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    finished = invoke(
+        "train",
+        "--task=imdb-char",
+        "--model=hkt",
+        "--preset=tiny",
+        f"--output={tmp_path / 'run'}",
+        f"--data-dir={tmp_path}",
+    )
+    assert finished.exit_code == 1
+    assert finished.stderr.count("\n") == 1
+    assert "imdb" in finished.stderr
+
+
+def test_the_status_of_a_reproduction_that_has_not_begun(tmp_path):
+    finished = invoke("status", "hkt", "--output", str(tmp_path))
+    assert finished.exit_code == 0
+    assert "0 of 25 runs done; time left: unknown until a run is finished" in finished.stdout

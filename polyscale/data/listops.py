@@ -20,16 +20,34 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from polyscale._extras import require
+from polyscale.data.splits import PAD_ID, TokenSplit, collate, flatten
+
+__all__ = [
+    "DEMO",
+    "LRA",
+    "NUM_CLASSES",
+    "OPERATORS",
+    "PAD_ID",
+    "PRESETS",
+    "T512",
+    "VOCABULARY",
+    "ListOps",
+    "ListOpsConfig",
+    "ListOpsDataset",
+    "collate",
+    "decode",
+    "encode",
+    "evaluate",
+    "make_listops",
+    "nesting_depth",
+]
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")
-PAD_ID = 0
 # Index = token id: padding, the ten digits (id = digit + 1), the operators, the closing bracket.
 VOCABULARY = ("<pad>", *"0123456789", *(f"[{name}" for name in OPERATORS), "]")
 NUM_CLASSES = 10
@@ -41,6 +59,7 @@ _SHORTEST = 4  # an operator, two digits, a closing bracket
 # How many draws in a row may fail before the limits are called impossible.
 _MAX_MISSES = 200_000
 _MAX_DUPLICATES = 10_000
+_CHUNK = 4_096  # expressions whose depth is found at once: bounds the memory it takes
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,8 @@ class ListOpsConfig:
                 raise TypeError(f"{name} takes a whole number, got {value!r}")
             if value < least.get(name, 0):
                 raise ValueError(f"{name} takes at least {least.get(name, 0)}, got {value}")
-        if isinstance(self.operators, str) or not set(self.operators) <= set(OPERATORS):
+        is_names = isinstance(self.operators, tuple | list | set)
+        if not is_names or any(name not in OPERATORS for name in self.operators):
             raise ValueError(f"operators takes names out of {OPERATORS}, got {self.operators!r}")
         if not self.operators:
             raise ValueError(f"operators takes at least one of {OPERATORS}, got none")
@@ -127,68 +147,48 @@ DEMO = ListOpsConfig(
 PRESETS = {"lra": LRA, "t512": T512, "demo": DEMO}
 
 
-class ListOpsDataset(Dataset[dict[str, Tensor]]):
-    """One split, held as three flat tensors: one byte for each token.
+class ListOpsDataset(TokenSplit):
+    """One split of expressions: one byte for each token; groups by length and nesting depth.
 
-    >>> split = ListOpsDataset.from_expressions(["[MAX 2 9 ]", "[MIN 4 7 1 ]"])
-    >>> split[1]["input_ids"].tolist(), split[1]["labels"].item()
-    ([11, 5, 8, 2, 15], 1)
+    >>> split = ListOpsDataset.from_expressions(["[MAX 2 9 ]", "[MIN 4 [MAX 7 1 ] ]"])
+    >>> split[0]["input_ids"].tolist(), split[0]["labels"].item(), split.groups["depth"].tolist()
+    ([12, 3, 10, 15], 9, [1, 2])
     """
 
     def __init__(self, tokens: Tensor, offsets: Tensor, labels: Tensor) -> None:
-        if len(offsets) != len(labels) + 1:
-            raise ValueError(
-                f"offsets takes one entry more than labels, got {len(offsets)} for {len(labels)}"
-            )
-        self.tokens = tokens  # [total tokens], uint8
-        self.offsets = offsets  # [N + 1], int64: expression i is tokens[offsets[i]:offsets[i+1]]
-        self.labels = labels  # [N], uint8
+        depth = nesting_depth(tokens, offsets)
+        super().__init__(tokens, offsets, labels, decode=decode, groups={"depth": depth})
 
     @classmethod
     def from_expressions(cls, expressions: Sequence[str]) -> ListOpsDataset:
         """Encode and evaluate expressions given as text."""
         coded = [bytes(encode(text)) for text in expressions]
-        return cls._from_bytes([(ids, evaluate(ids)) for ids in coded])
+        return cls.from_samples([(ids, evaluate(ids)) for ids in coded])
 
     @classmethod
-    def _from_bytes(cls, samples: Sequence[tuple[bytes, int]]) -> ListOpsDataset:
-        flat = bytearray(b"".join(ids for ids, _ in samples))
-        tokens = torch.frombuffer(flat, dtype=torch.uint8) if flat else torch.zeros(0).byte()
-        offsets = list(accumulate((len(ids) for ids, _ in samples), initial=0))
-        labels = torch.tensor([label for _, label in samples], dtype=torch.uint8)
-        return cls(tokens, torch.tensor(offsets), labels)
+    def from_samples(cls, samples: Sequence[tuple[bytes, int]]) -> ListOpsDataset:
+        """Lay (token ids, value) pairs end to end."""
+        tokens, offsets = flatten([ids for ids, _ in samples])
+        return cls(tokens, offsets, torch.tensor([value for _, value in samples]).long())
 
-    def __len__(self) -> int:
-        return len(self.labels)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self._ids(index).long(), "labels": self.labels[index].long()}
+def nesting_depth(tokens: Tensor, offsets: Tensor) -> Tensor:
+    """How many operators are open at once, at most, in each expression: int64 [N].
 
-    def _ids(self, index: int) -> Tensor:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} expressions")
-        index %= len(self)
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
-    def text(self, index: int) -> str:
-        """The expression as text."""
-        return decode(self._ids(index).tolist())
-
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens of each expression, [N]."""
-        return self.offsets.diff()
-
-    @property
-    def class_rates(self) -> Tensor:
-        """Share of each of the ten classes, [10]."""
-        counts = torch.bincount(self.labels.long(), minlength=NUM_CLASSES)
-        return counts / max(1, len(self))
-
-    @property
-    def majority_rate(self) -> float:
-        """Accuracy of always answering this split's most frequent class."""
-        return float(self.class_rates.max())
+    >>> nesting_depth(torch.tensor(encode("[MAX 2 [MIN 4 7 ] ]")), torch.tensor([0, 7])).tolist()
+    [2]
+    """
+    depths = [torch.zeros(0, dtype=torch.int64)]
+    for start in range(0, len(offsets) - 1, _CHUNK):
+        bounds = offsets[start : start + _CHUNK + 1]
+        part = tokens[bounds[0] : bounds[-1]]
+        steps = (part >= _FIRST_OPERATOR).int() - 2 * (part == _CLOSE).int()
+        # Every expression ends at depth 0, so one running sum serves them all.
+        open_operators = steps.cumsum(0, dtype=torch.int32)
+        rows = torch.arange(len(bounds) - 1).repeat_interleave(bounds.diff())
+        deepest = torch.zeros(len(bounds) - 1, dtype=torch.int32)
+        depths.append(deepest.scatter_reduce(0, rows, open_operators, "amax").long())
+    return torch.cat(depths)
 
 
 @dataclass(frozen=True)
@@ -237,29 +237,11 @@ def make_listops(config: ListOpsConfig = DEMO, *, progress: bool = False) -> Lis
     shuffled = [drawn[index] for index in order]
     first, second = config.train, config.train + config.validation
     return ListOps(
-        train=ListOpsDataset._from_bytes(shuffled[:first]),
-        validation=ListOpsDataset._from_bytes(shuffled[first:second]),
-        test=ListOpsDataset._from_bytes(shuffled[second:]),
+        train=ListOpsDataset.from_samples(shuffled[:first]),
+        validation=ListOpsDataset.from_samples(shuffled[first:second]),
+        test=ListOpsDataset.from_samples(shuffled[second:]),
         config=config,
     )
-
-
-def collate(batch: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Pad to the longest expression of the batch; attention_mask is 1 on real tokens.
-
-    >>> split = ListOpsDataset.from_expressions(["[MAX 2 9 ]", "[MIN 4 7 1 ]"])
-    >>> collate([split[0], split[1]])["attention_mask"].tolist()
-    [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    """
-    if not batch:
-        raise ValueError("batch takes at least one sample, got none")
-    lengths = torch.tensor([len(sample["input_ids"]) for sample in batch])
-    input_ids = torch.nn.utils.rnn.pad_sequence(
-        [sample["input_ids"] for sample in batch], batch_first=True, padding_value=PAD_ID
-    )  # [B, T]
-    attention_mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()  # [B, T]
-    labels = torch.stack([sample["labels"] for sample in batch])  # [B]
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
 def encode(text: str) -> list[int]:

@@ -1,7 +1,8 @@
 """Figures as inline SVG that take their colours from the page they stand in.
 
 matplotlib draws them without its global state (no pyplot). Text and lines are drawn in marker
-colours that are then replaced by CSS variables, so that one picture suits light and dark pages.
+colours that are then replaced by CSS variables, so that one picture suits light and dark pages;
+`standalone` puts the colours of a light page in, for a file of its own.
 """
 
 from __future__ import annotations
@@ -10,17 +11,36 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyscale._extras import require
 
 Curve = Sequence[tuple[float, float]]  # (step, value)
+Band = Sequence[tuple[float, float, float]]  # (step, low, high)
 LevelWeights = Sequence[Sequence[Sequence[float]]]  # layer, head, level
+
+# The variables of a page; series and levels are told apart by readers who mix up red and green.
+LIGHT = {
+    "page": "#ffffff", "card": "#f6f7f9", "ink": "#1c2330", "soft": "#566072", "grid": "#dfe3e8",
+    "series-0": "#b4530a", "series-1": "#1f63b5", "series-2": "#4c7a34", "series-3": "#7b4fa3",
+    "series-4": "#8c6d00", "series-5": "#0b7a75", "series-6": "#a8326e", "series-7": "#5b6470",
+    "level-0": "#24565f", "level-1": "#3f7f86", "level-2": "#7a6a2f", "level-3": "#8a4f6b",
+    "level-4": "#4f5b93",
+    "on-series": "#ffffff",
+}  # fmt: skip
+DARK = {
+    "page": "#12161d", "card": "#1b212b", "ink": "#e7ebf1", "soft": "#a2adbd", "grid": "#333c49",
+    "series-0": "#f2a154", "series-1": "#74b0f4", "series-2": "#9ccb7c", "series-3": "#c6a2e8",
+    "series-4": "#dcc777", "series-5": "#6fd0ca", "series-6": "#f08cb8", "series-7": "#b3bcc8",
+    "level-0": "#7fd3dd", "level-1": "#a9c3c7", "level-2": "#dcc777", "level-3": "#e3a3c1",
+    "level-4": "#a9b4ec",
+    "on-series": "#10141a",
+}  # fmt: skip
 
 # Marker colour -> the CSS variable that takes its place.
 _INK, _GRID, _ON_SERIES = "#010203", "#040506", "#070809"
-_SERIES = ("#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04")
-_LEVELS = ("#0c0d01", "#0c0d02", "#0c0d03", "#0c0d04")
+_SERIES = tuple(f"#0a0b{index + 1:02d}" for index in range(8))
+_LEVELS = tuple(f"#0c0d{index + 1:02d}" for index in range(5))
 _VARIABLES = {
     _INK: "var(--ink)",
     _GRID: "var(--grid)",
@@ -29,6 +49,15 @@ _VARIABLES = {
     **{marker: f"var(--level-{index})" for index, marker in enumerate(_LEVELS)},
 }
 _DASHES = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 2, 2)))
+_MARKS = ("o", "s", "^", "D")
+
+
+class GroupPoint(NamedTuple):
+    """A value for one group of samples, with the reach of its error bar (None for no bar)."""
+
+    group: str
+    value: float
+    error: float | None = None
 
 
 def line_chart(
@@ -38,38 +67,110 @@ def line_chart(
     y_label: str,
     percent: bool = False,
     reference: tuple[str, float] | None = None,
+    bands: Mapping[str, Band] | None = None,
+    levels: bool = False,
 ) -> str:
-    """One line for each named curve; `reference` adds a level line such as the majority rate.
+    """One line for each named curve, with a band around those that `bands` names.
+
+    `reference` adds a level line such as the majority rate; `levels` takes the colours of levels.
 
     >>> line_chart({"HKT": [(0, 0.1), (10, 0.6)]}, title="Accuracy", y_label="accuracy")[:4]
     '<svg'
     """
     if not curves:
         raise ValueError("curves takes at least one named curve, got none")
+    colours = _LEVELS if levels else _SERIES
     figure, axes = _new_chart(title, width=4.4, height=3.0)
     for index, (name, curve) in enumerate(curves.items()):
         if not curve:
             raise ValueError(f"curves[{name!r}] takes at least one point, got none")
         steps, values = zip(*curve, strict=True)
+        colour, turn = colours[index % len(colours)], index // len(colours)
         axes.plot(
             steps,
             values,
             label=name,
-            color=_SERIES[index % len(_SERIES)],
-            linestyle=_DASHES[index % len(_DASHES)],  # told apart without colour, too
+            color=colour,
+            linestyle=_DASHES[(index + turn) % len(_DASHES)],  # told apart without colour, too
             linewidth=1.8,
             marker="o" if len(curve) == 1 else None,
         )
+        if bands and bands.get(name):
+            axes.fill_between(*zip(*bands[name], strict=True), color=colour, alpha=0.2, linewidth=0)
     if reference is not None:
         axes.axhline(reference[1], label=reference[0], color=_INK, linewidth=1, linestyle=":")
     if percent:
-        axes.set_ylim(0, 1)
-        ticker = require("matplotlib.ticker", "train", "a figure")
-        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+        _percent(axes)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("training step", color=_INK)
     axes.set_ylabel(y_label, color=_INK)
-    axes.legend(frameon=False, labelcolor=_INK, fontsize=9)
+    _legend_below(figure, axes)
     return _to_svg(figure, title)
+
+
+def group_chart(
+    series: Mapping[str, Sequence[GroupPoint]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    reference: tuple[str, float] | None = None,
+) -> str:
+    """A share for each group of samples, the series side by side, with error bars.
+
+    >>> points = [GroupPoint("1 to 10", 0.9, 0.02), GroupPoint("11 to 20", 0.7, 0.03)]
+    >>> group_chart({"HKT": points}, title="t", x_label="length", y_label="accuracy")[:4]
+    '<svg'
+    """
+    if not any(series.values()):
+        raise ValueError("series takes at least one named series with a point, got none")
+    groups = list(dict.fromkeys(point.group for points in series.values() for point in points))
+    figure, axes = _new_chart(title, width=4.4, height=3.0)
+    # Side by side, so that no error bar hides another.
+    offsets = [0.5 * ((at + 0.5) / len(series) - 0.5) for at in range(len(series))]
+    for index, (name, points) in enumerate(series.items()):
+        axes.errorbar(
+            [groups.index(point.group) + offsets[index] for point in points],
+            [point.value for point in points],
+            yerr=[point.error or 0.0 for point in points],
+            label=name,
+            color=_SERIES[index % len(_SERIES)],
+            marker=_MARKS[(index + index // len(_SERIES)) % len(_MARKS)],
+            linestyle="none",
+            markersize=5,
+            capsize=2.5,
+            linewidth=1.5,
+        )
+    if reference is not None:
+        axes.axhline(reference[1], label=reference[0], color=_INK, linewidth=1, linestyle=":")
+    _percent(axes)
+    crowded = sum(len(group) for group in groups) > 44
+    axes.set_xticks(range(len(groups)), groups, rotation=35 if crowded else 0)
+    axes.set_xlim(-0.5, len(groups) - 0.5)
+    axes.grid(False, axis="x")
+    axes.set_xlabel(x_label, color=_INK)
+    axes.set_ylabel(y_label, color=_INK)
+    _legend_below(figure, axes)
+    return _to_svg(figure, title)
+
+
+def standalone(svg: str) -> str:
+    """A figure as a file of its own: colours of a light page, its own size and background.
+
+    >>> svg = line_chart({"HKT": [(0, 0.1), (10, 0.6)]}, title="Accuracy", y_label="accuracy")
+    >>> "var(" in svg, "var(" in standalone(svg)
+    (True, False)
+    """
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    if box is None:
+        raise ValueError("svg takes a figure of this module, got one with no viewBox")
+    width, height = box.groups()
+    size = f'width="{width}pt" height="{height}pt" xmlns="http://www.w3.org/2000/svg"'
+    svg = svg.replace("<svg", f"<svg {size}", 1)
+    head, rest = svg.split(">", 1)
+    svg = f'{head}>\n<rect width="{width}" height="{height}" fill="var(--page)"/>{rest}'
+    svg = svg.replace("font-family: inherit", "font-family: sans-serif")
+    return re.sub(r"var\(--([\w-]+)\)", lambda found: LIGHT[found[1]], svg).strip() + "\n"
 
 
 def level_chart(weights: LevelWeights, *, title: str) -> str:
@@ -112,15 +213,34 @@ def level_chart(weights: LevelWeights, *, title: str) -> str:
     axes.set_xlim(0, 1)
     axes.grid(False)
     axes.set_xlabel("weight of the level (each row adds up to 1)", color=_INK)
+    _legend_below(figure, axes)
+    return _to_svg(figure, title)
+
+
+def _percent(axes: Any) -> None:
+    axes.set_ylim(0, 1)
+    ticker = require("matplotlib.ticker", "train", "a figure")
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+
+
+def _legend_below(figure: Any, axes: Any) -> None:
+    """Outside the axes, where it cannot hide a curve; level lines come last."""
+    entries = list(zip(*axes.get_legend_handles_labels(), strict=True))
+    entries.sort(key=lambda entry: getattr(entry[0], "get_linestyle", str)() == ":")
+    handles, labels = zip(*entries, strict=True)
+    columns = max(1, min(4, len(labels), 48 // max(len(label) + 4 for label in labels)))
+    rows = -(-len(labels) // columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.18 * max(0, rows - 2))
     figure.legend(
-        *axes.get_legend_handles_labels(),
+        handles,
+        labels,
         loc="outside lower center",
-        ncols=4,
+        ncols=columns,
         frameon=False,
         labelcolor=_INK,
         fontsize=9,
     )
-    return _to_svg(figure, title)
 
 
 def _new_chart(title: str, *, width: float, height: float) -> tuple[Any, Any]:

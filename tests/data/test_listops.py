@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import polyscale
+from polyscale.data import listops
 from polyscale.data.listops import (
     DEMO,
     LRA,
@@ -27,6 +28,7 @@ from polyscale.data.listops import (
     encode,
     evaluate,
     make_listops,
+    nesting_depth,
 )
 
 SMALL = ListOpsConfig(
@@ -223,7 +225,7 @@ def test_the_order_of_the_operators_does_not_matter():
 
 
 def test_the_lra_preset_has_the_published_class_balance(lra):
-    rates = lra.class_rates
+    rates = torch.bincount(lra.labels, minlength=NUM_CLASSES) / len(lra)
     assert 0.15 < rates[0] < 0.19
     assert 0.15 < rates[9] < 0.19
     assert rates[1:9].max() < 0.12
@@ -284,11 +286,22 @@ def test_the_collator_pads_to_the_longest_and_masks_the_padding():
         collate([])
 
 
-def test_class_rates_count_the_labels(small):
-    rates = small.train.class_rates
-    assert rates.shape == (NUM_CLASSES,)
-    assert rates.sum().item() == pytest.approx(1.0)
-    assert rates[3].item() == pytest.approx((small.train.labels == 3).sum().item() / 900)
+def test_the_depth_of_an_expression_is_how_many_operators_are_open_at_once(small, lra):
+    for split in (small.train, small.test):
+        assert split.groups["depth"].dtype == torch.int64
+        for text, depth in zip(texts(split), split.groups["depth"].tolist(), strict=True):
+            opened, deepest = 0, 0
+            for letter in text:
+                opened += (letter == "[") - (letter == "]")
+                deepest = max(deepest, opened)
+            assert depth == deepest, text
+    assert lra.groups["depth"].max() == LRA.max_depth - 1
+
+
+def test_depths_are_the_same_in_chunks_of_any_size(small, monkeypatch):
+    expected = small.train.groups["depth"]
+    monkeypatch.setattr(listops, "_CHUNK", 7)
+    assert torch.equal(nesting_depth(small.train.tokens, small.train.offsets), expected)
 
 
 @pytest.mark.parametrize(

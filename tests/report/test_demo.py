@@ -1,7 +1,10 @@
 import pytest
 import torch
 
+from polyscale.data.tasks import load_task
 from polyscale.report import demo
+from polyscale.training.builders import model_for_task
+from polyscale.training.compare import plan_comparison
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def test_a_run_that_fails_leaves_the_finished_one_whole(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(demo, "train_classifier", fail)
+    monkeypatch.setattr(demo, "run_all", fail)
     with pytest.raises(RuntimeError, match="no luck"):
         demo.run_demo(tmp_path, quick=True, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
@@ -39,7 +42,11 @@ def test_a_run_that_fails_leaves_the_finished_one_whole(tmp_path, monkeypatch):
 
 
 def test_both_models_share_every_weight_but_those_of_the_levels():
-    standard, hkt = (demo._build(demo.DEMO, levels) for levels in (1, demo.LEVELS))
+    data = load_task("listops", **demo.QUICK.task_options)
+    planned = plan_comparison(demo.QUICK, ("standard", "hkt"), (0,), demo.LEVELS)
+    standard, hkt = (
+        model_for_task(one.config.model, one.config.model_options, data).build() for one in planned
+    )
     shapes = [
         {name: weight.shape for name, weight in m.named_parameters()} for m in (standard, hkt)
     ]

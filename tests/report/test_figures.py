@@ -3,7 +3,15 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from polyscale.report.figures import level_chart, line_chart
+from polyscale.report.figures import (
+    DARK,
+    LIGHT,
+    GroupPoint,
+    group_chart,
+    level_chart,
+    line_chart,
+    standalone,
+)
 
 CURVES = {"one": [(0, 0.1), (50, 0.6)], "two": [(0, 0.2), (50, 0.5)]}
 
@@ -66,3 +74,74 @@ def test_empty_figures_are_refused_by_name():
         line_chart({"two": []}, title="t", y_label="y")
     with pytest.raises(ValueError, match="weights"):
         level_chart([], title="t")
+    with pytest.raises(ValueError, match="series"):
+        group_chart({"one": []}, title="t", x_label="x", y_label="y")
+    with pytest.raises(ValueError, match="svg"):
+        standalone("<svg></svg>")
+
+
+def test_a_band_lies_around_its_curve_in_the_same_colour():
+    bands = {"two": [(0, 0.1, 0.3), (50, 0.4, 0.6)]}
+    without = line_chart(CURVES, title="t", y_label="y")
+    svg = line_chart(CURVES, title="t", y_label="y", bands=bands)
+    assert "fill-opacity: 0.2" not in without
+    filled = re.findall(r"fill: var\((--[\w-]+)\); fill-opacity: 0.2", svg)
+    assert set(filled) == {"--series-1"}
+
+
+def test_ten_lines_differ_from_each_other():
+    svg = line_chart({f"line {k}": [(0, k), (1, k)] for k in range(10)}, title="t", y_label="y")
+    styles = re.findall(r'style="(fill: none; [^"]*stroke: var\(--series[^"]*)"', svg)
+    assert len(set(styles)) == 10
+
+
+def test_steps_are_whole_numbers():
+    svg = line_chart({"one": [(20, 0.1), (40, 0.6)]}, title="t", y_label="y", percent=True)
+    assert "22.5" not in words(svg)
+
+
+def test_groups_stand_side_by_side_with_their_error_bars():
+    points = [GroupPoint("1 to 9", 0.8, 0.1), GroupPoint("10", 0.4)]
+    svg = group_chart(
+        {"one": points, "two": points[:1]},
+        title="By length",
+        x_label="length",
+        y_label="accuracy",
+        reference=("majority class", 0.2),
+    )
+    for name in ("one", "two", "1 to 9", "10", "length", "accuracy", "majority class"):
+        assert name in words(svg)
+    text = words(svg)
+    assert text.index("one") < text.index("two") < text.index("majority class")
+    uses = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"[^>]*series-0', svg)
+    assert len({x for x, _ in uses}) >= 2
+
+
+def test_a_figure_of_its_own_has_fixed_colours_a_size_and_a_background():
+    svg = standalone(line_chart(CURVES, title="Accuracy", y_label="y"))
+    root = ElementTree.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert root.get("width").endswith("pt")
+    assert root[0].get("fill") == LIGHT["page"]
+    assert "var(" not in svg
+    assert "inherit" not in svg
+    assert LIGHT["series-0"] in svg
+
+
+def test_both_palettes_have_the_same_names_and_readable_colours():
+    def luminance(colour):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(one, other):
+        high, low = sorted((luminance(one), luminance(other)), reverse=True)
+        return (high + 0.05) / (low + 0.05)
+
+    assert LIGHT.keys() == DARK.keys()
+    for palette in (LIGHT, DARK):
+        for name, colour in palette.items():
+            if name.startswith(("series", "ink", "soft")):
+                assert contrast(colour, palette["card"]) >= 4.5, name
+            if name.startswith("level"):
+                assert contrast(colour, palette["on-series"]) >= 4.5, name

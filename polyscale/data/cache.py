@@ -1,0 +1,101 @@
+"""Generated data kept between runs: tensors as safetensors, and a JSON file that vouches for them.
+
+The JSON file is written last and holds the checksum, so a run that is killed half way leaves
+nothing that counts as an entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from polyscale._extras import require
+
+CACHE_VARIABLE = "POLYSCALE_CACHE"
+
+_UNFINISHED = ".part"
+_ABANDONED = 3600.0  # seconds after which an unfinished file is taken to be of a killed run
+
+
+def cache_folder() -> Path:
+    """POLYSCALE_CACHE, else ~/.cache/polyscale."""
+    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/polyscale").expanduser()
+
+
+def cache_entry(name: str, recipe: dict[str, Any]) -> Path:
+    """The JSON file for data made by `recipe`; the tensors lie next to it."""
+    key = hashlib.sha256(_to_json(recipe).encode()).hexdigest()[:16]
+    return cache_folder() / f"{name}-{key}.json"
+
+
+def load_cached(entry: Path, recipe: dict[str, Any]) -> dict[str, Tensor] | None:
+    """The tensors of an entry, or None if there is none; a damaged one is refused by name."""
+    tensors = entry.with_suffix(".safetensors")
+    if not entry.is_file() or not tensors.is_file():
+        return None
+    safetensors = require("safetensors.torch", "train", "the cache of generated data")
+    try:
+        card = json.loads(entry.read_bytes())
+        expected, made_by = card["sha256"], card["recipe"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{entry} is damaged: delete it, and the data are made again") from None
+    if made_by != json.loads(_to_json(recipe)):
+        raise ValueError(f"{entry} is of other data: delete it, and the data are made again")
+    content = tensors.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise ValueError(
+            f"{tensors} is damaged (SHA-256 {found}, expected {expected}): "
+            "delete it, and the data are made again"
+        )
+    return safetensors.load(content)
+
+
+def save_cached(entry: Path, recipe: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Keep tensors under an entry. Where that cannot be done, a warning says why: data are at hand.
+
+    Each file is written under another name and then renamed, so that readers see all or nothing.
+    """
+    safetensors = require("safetensors.torch", "train", "the cache of generated data")
+    content = safetensors.save(tensors)
+    card = {"sha256": hashlib.sha256(content).hexdigest(), "recipe": recipe}
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        _write(entry.with_suffix(".safetensors"), content)
+        _write(entry, _to_json(card).encode())
+    except OSError as error:
+        warnings.warn(
+            f"generated data are not kept for the next run: {entry.parent} cannot be written "
+            f"({error}); {CACHE_VARIABLE} names another folder",
+            stacklevel=2,
+        )
+
+
+def _write(path: Path, content: bytes) -> None:
+    for left in path.parent.glob(f"{path.name}.*{_UNFINISHED}"):
+        with suppress(FileNotFoundError):  # another run may be clearing away or renaming too
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                left.unlink()
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
+    try:
+        with unfinished.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _to_json(value: dict[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True)

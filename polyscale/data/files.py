@@ -1,0 +1,149 @@
+"""Where data come from: a folder of known files, or the Hugging Face Hub. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyscale._extras import require
+
+FOLDER_VARIABLE = "POLYSCALE_DATA"
+
+# SHA-256 of files that always have the same content. A file of another name is not in here, such as
+# an own agnews_train.jsonl.gz: its rows are checked and counted instead.
+CHECKSUMS = {
+    "cifar10_gray.npz": "28151f70bb05e0a99d2ef20d0cd5d1f12ede83fc2d80a2204c0397c0486c309a",
+    "imdb_train.jsonl.gz": "bfdcb58d2cf7aca8144bb2810fb16a50d7e0bf194cb7467e5d60f43e666bb628",
+    "imdb_test.jsonl.gz": "a9a8162e6be953da9bf702239640d7b206dddcc4064a813bdec364645451350d",
+    "agnews_train_part.jsonl.gz": (
+        "1f0a7df403d0ec622beda190ae9f50da9cfd6302e7b7c041c2b828deb04c8d2a"
+    ),
+    "agnews_test.jsonl.gz": "d2f4b63a6cc5d2a805e952aac359e4063bbe58c6c4f064a913158b8205755e63",
+    "sst2_train.jsonl.gz": "0e4f1150ff1c26b4e18a73c3ac8e621d2ae18eb47698c7abd4391aa25eb6a7c9",
+    "sst2_dev.jsonl.gz": "cf4c5ad0a61565bd09b4cd5a70760828a3b5b65c8d30a74a1d147bf5796d0586",
+    "enwik8_20mb.gz": "c5861cbd978e3bfbcbbe8fe2acf70d3be150de853e079417bbfa6abbf8d5b977",
+}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """The content of one file, read and checked once."""
+
+    path: Path
+    content: bytes
+    sha256: str
+
+    def record(self, **more: Any) -> dict[str, Any]:
+        """The file as `TaskData.source` names it."""
+        return {"name": self.path.name, "sha256": self.sha256, **more}
+
+
+def find_folder(data_dir: Path | str | None) -> Path | None:
+    """The folder with the files: the argument, else POLYSCALE_DATA, else None for the Hub."""
+    chosen = data_dir if data_dir is not None else os.environ.get(FOLDER_VARIABLE) or None
+    if chosen is None:
+        return None
+    if not isinstance(chosen, str | Path):
+        raise TypeError(f"data_dir takes a path or None, got {chosen!r}")
+    folder = Path(chosen).expanduser()
+    if not folder.is_dir():
+        name = "data_dir" if data_dir is not None else FOLDER_VARIABLE
+        raise FileNotFoundError(f"{name} takes a folder, and there is none at {folder}")
+    return folder
+
+
+def read_first(folder: Path, names: Sequence[str], task: str, advice: str = "") -> DataFile:
+    """The first of `names` that the folder has, with its checksum compared to the known one."""
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            return _read(path)
+    advice = advice or "put it there, or name no folder to take the data from the Hub"
+    raise FileNotFoundError(f"{task} needs {' or '.join(names)} in {folder}: {advice}")
+
+
+def _read(path: Path) -> DataFile:
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    expected = CHECKSUMS.get(path.name)
+    if expected is not None and found != expected:
+        raise ValueError(
+            f"{path} is damaged or is another file: its SHA-256 is {found}, expected {expected}"
+        )
+    return DataFile(path, content, found)
+
+
+def unzip(file: DataFile) -> bytes:
+    """What a gzip file holds; a file cut short or damaged is refused by name."""
+    try:
+        return gzip.decompress(file.content)
+    except EOFError:
+        raise ValueError(f"{file.path} is cut short: the end of its gzip data is missing") from None
+    except (OSError, zlib.error) as error:
+        raise ValueError(f"{file.path} is damaged or no gzip file: {error}") from None
+
+
+def read_rows(file: DataFile, classes: int) -> tuple[list[str], list[int]]:
+    """Texts and labels of a .jsonl.gz file; a bad line is refused by its number."""
+    texts, labels = [], []
+    for number, line in enumerate(unzip(file).split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{file.path}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: no JSON in UTF-8 ({error})") from None
+        if not isinstance(row, dict) or not {"text", "label"} <= row.keys():
+            raise ValueError(f"{where}: takes an object with text and label, got {line[:80]!r}")
+        texts.append(row["text"])
+        labels.append(row["label"])
+        check_row(texts[-1], labels[-1], classes, where)
+    if not texts:
+        raise ValueError(f"{file.path} has no rows")
+    return texts, labels
+
+
+def check_row(text: Any, label: Any, classes: int, where: str) -> None:
+    """Refuse a text that has no bytes or a label out of range."""
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{where}: text takes a string that is not empty, got {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: text has half a surrogate pair, which is no UTF-8") from None
+    if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < classes:
+        raise ValueError(f"{where}: label takes a number from 0 to {classes - 1}, got {label!r}")
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset repository at one commit. The repositories hold Parquet files and no code."""
+
+    repository: str
+    revision: str
+
+    def load(self, split: str, task: str, files: str) -> Any:
+        """One split; `files` are those that would do instead, for the message when it fails."""
+        folder = f"data_dir (--data-dir) or {FOLDER_VARIABLE}"
+        datasets = require("datasets", "train", f"{task} without a data folder ({folder})")
+        try:
+            return datasets.load_dataset(self.repository, split=split, revision=self.revision)
+        # Whatever it is (no network, no such revision, no room), the way out is the same.
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise FileNotFoundError(
+                f"{task}: {self.repository} could not be had from the Hugging Face Hub ({reason}): "
+                f"set {folder} to a folder with {files}"
+            ) from error
+
+    def record(self, **more: Any) -> dict[str, Any]:
+        """The repository as `TaskData.source` names it."""
+        return {"repository": self.repository, "revision": self.revision, **more}

@@ -1,0 +1,181 @@
+"""ListOps as a task: generated and kept, or read from the files of the Long Range Arena."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from polyscale.data.cache import cache_entry, load_cached, save_cached
+from polyscale.data.listops import (
+    NUM_CLASSES,
+    PAD_ID,
+    PRESETS,
+    VOCABULARY,
+    ListOpsConfig,
+    ListOpsDataset,
+    collate,
+    encode,
+    evaluate,
+    make_listops,
+)
+from polyscale.data.splits import TaskData
+
+# To be raised with every change of what the generator gives, so that no older data are taken.
+GENERATOR_VERSION = 1
+TSV_FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+
+# Smaller sets than this many tokens are made about as fast as they are read.
+_KEPT_FROM = 5_000_000
+_COLUMNS = ("tokens", "offsets", "labels")
+_Splits = dict[str, ListOpsDataset]
+
+
+def load_listops(
+    seed: int, progress: bool, preset: str, tsv: str | Path | None, **limits: Any
+) -> TaskData:
+    """ListOps by preset, with the limits that are not None in its place, or from TSV files."""
+    limits = {name: value for name, value in limits.items() if value is not None}
+    if tsv is not None:
+        if limits:
+            raise ValueError(f"tsv goes without {', '.join(limits)}: the files are what they are")
+        splits, source = _read_folder(tsv)
+        longest = max(int(split.lengths.max()) for split in splits.values())
+    else:
+        config = _configure(preset, limits, seed)
+        splits, source = _generate(config, progress)
+        longest = config.max_length
+    test = splits["test"]
+    return TaskData(
+        name="listops",
+        kind="classification",
+        train=splits["train"],
+        validation=splits["validation"],
+        test=test,
+        collate=collate,
+        vocab_size=len(VOCABULARY),
+        input_channels=None,
+        num_labels=NUM_CLASSES,
+        max_length=longest,
+        pad_token_id=PAD_ID,
+        label_names=tuple("0123456789"),
+        source={
+            "seed": seed,
+            "splits": {name: len(split) for name, split in splits.items()},
+            **source,
+        },
+        example=f"{test.text(0)} -> {int(test.labels[0])}",
+    )
+
+
+def _configure(preset: str, limits: dict[str, Any], seed: int) -> ListOpsConfig:
+    if preset not in tuple(PRESETS):
+        raise ValueError(f"preset takes one of {', '.join(PRESETS)}, got {preset!r}")
+    if isinstance(limits.get("operators"), list):
+        limits["operators"] = tuple(limits["operators"])  # as YAML and JSON have it
+    return replace(PRESETS[preset], **limits, seed=seed)
+
+
+def _generate(config: ListOpsConfig, progress: bool) -> tuple[_Splits, dict[str, Any]]:
+    recipe = {"version": GENERATOR_VERSION, **asdict(config)}
+
+    def make() -> _Splits:
+        made = make_listops(config, progress=progress)
+        return {"train": made.train, "validation": made.validation, "test": made.test}
+
+    small = config.total * config.max_length < _KEPT_FROM
+    splits = make() if small else _kept_or_made(recipe, make)
+    return splits, {"generator": recipe, "notes": []}
+
+
+def _read_folder(folder: str | Path) -> tuple[_Splits, dict[str, Any]]:
+    if not isinstance(folder, str | Path):
+        raise TypeError(f"tsv takes a folder, got {folder!r}")
+    paths = {part: Path(folder).expanduser() / name for part, name in TSV_FILES.items()}
+    for path in paths.values():
+        if not path.is_file():
+            names = ", ".join(TSV_FILES.values())
+            raise FileNotFoundError(f"tsv takes a folder with {names}; {path} is missing")
+    # Checking every value takes a while, so what was read is kept as well.
+    records = [{"name": path.name, "sha256": _digest(path)} for path in paths.values()]
+    recipe = {"version": GENERATOR_VERSION, "files": records}
+
+    def make() -> _Splits:
+        return {part: ListOpsDataset.from_samples(read_tsv(path)) for part, path in paths.items()}
+
+    splits = _kept_or_made(recipe, make)
+    trained = set(_contents(splits["train"]))
+    notes = []
+    for part in ("validation", "test"):
+        repeats = sum(content in trained for content in _contents(splits[part]))
+        if repeats:
+            notes.append(f"{repeats} {part} expressions are also in train")
+    return splits, {"files": records, "notes": notes}
+
+
+def read_tsv(path: Path) -> list[tuple[bytes, int]]:
+    """Token ids and values of a file of the Long Range Arena; each value is checked.
+
+    Its columns are Source, with round parentheses that are taken out, and Target.
+    """
+    samples = []
+    columns: list[str] = []
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            where = f"{path}, line {number}"
+            cells = line.decode("utf-8", errors="replace").rstrip("\r\n").split("\t")
+            if number == 1:
+                columns = cells
+                if not {"Source", "Target"} <= set(columns):
+                    raise ValueError(f"{where}: takes columns Source and Target, got {line[:80]!r}")
+                continue
+            if len(cells) != len(columns):
+                raise ValueError(f"{where}: takes {len(columns)} columns, got {len(cells)}")
+            row = dict(zip(columns, cells, strict=True))
+            try:
+                ids = encode(row["Source"].replace("(", " ").replace(")", " "))
+                value = evaluate(ids)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
+            if row["Target"] != str(value):
+                raise ValueError(f"{where}: Target is {row['Target']!r}, but the value is {value}")
+            samples.append((bytes(ids), value))
+    if not samples:
+        raise ValueError(f"{path} has no rows")
+    return samples
+
+
+def _kept_or_made(recipe: dict[str, Any], make: Callable[[], _Splits]) -> _Splits:
+    """The splits out of the cache, or made and put there."""
+    entry = cache_entry("listops", recipe)
+    kept = load_cached(entry, recipe)
+    if kept is not None:
+        return {
+            part: ListOpsDataset(*(kept[f"{part}.{column}"] for column in _COLUMNS))
+            for part in TSV_FILES
+        }
+    splits = make()
+    tensors = {
+        f"{part}.{column}": getattr(split, column)
+        for part, split in splits.items()
+        for column in _COLUMNS
+    }
+    save_cached(entry, recipe, tensors)
+    return splits
+
+
+def _contents(split: ListOpsDataset) -> Iterator[bytes]:
+    flat = split.tokens.numpy().tobytes()
+    for start, stop in pairwise(split.offsets.tolist()):
+        yield flat[start:stop]
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""Every task by its name: data with what a model needs to know about them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from polyscale.data.images import load_images
+from polyscale.data.listops_task import load_listops
+from polyscale.data.options import whole
+from polyscale.data.splits import Split, TaskData
+from polyscale.data.stream import load_stream
+from polyscale.data.synthetic import load_copy, load_recall
+from polyscale.data.texts import LabelledTexts, TextSplits, load_bytes, load_texts
+
+__all__ = [
+    "TASKS",
+    "LabelledTexts",
+    "Split",
+    "TaskData",
+    "TextSplits",
+    "load_task",
+    "load_texts",
+    "task_options",
+]
+
+# Where the files are, the seed, and whether to show progress: the same for every task.
+_Common = tuple[Path | str | None, int, bool]
+
+
+def load_task(
+    name: str,
+    data_dir: Path | str | None = None,
+    *,
+    seed: int = 0,
+    progress: bool = False,
+    **options: Any,
+) -> TaskData:
+    """The data of a task. `task_options(name)` has the options it takes.
+
+    Files come from `data_dir`, else from the folder in POLYSCALE_DATA, else from the Hugging Face
+    Hub; listops, mqar and copy are generated. `seed` chooses what is random: generated samples and
+    which training samples are for validation.
+
+    >>> task = load_task("copy", length=4, train=100, validation=10, test=10)
+    >>> task.max_length, len(task.train), task.train[0]["labels"][:5].tolist()
+    (9, 100, [-100, -100, -100, -100, -100])
+    """
+    known = task_options(name)
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]} is no option of {name}, which takes "
+            + ", ".join(f"{option}={default!r}" for option, default in known.items())
+        )
+    whole("seed", seed, 0)
+    data = _LOADERS[name]((data_dir, seed, progress), **options)
+    source = {"task": name, "options": {**known, **options}, **data.source}
+    # Through JSON, so that what is stored and read again is equal to it: no tuples, no paths.
+    return replace(data, source=json.loads(json.dumps(source, default=str)))
+
+
+def task_options(name: str) -> dict[str, Any]:
+    """The options of a task with their defaults, ready for JSON.
+
+    >>> task_options("imdb-char")
+    {'length': 1024}
+    """
+    if name not in TASKS:
+        raise ValueError(f"name takes one of {', '.join(TASKS)}, got {name!r}")
+    parameters = inspect.signature(_LOADERS[name]).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def _listops(
+    common: _Common,
+    *,
+    preset: str = "t512",
+    min_length: int | None = None,
+    max_length: int | None = None,
+    max_depth: int | None = None,
+    max_args: int | None = None,
+    operators: Sequence[str] | None = None,
+    train: int | None = None,
+    validation: int | None = None,
+    test: int | None = None,
+    tsv: str | None = None,
+) -> TaskData:
+    _, seed, progress = common
+    return load_listops(
+        seed,
+        progress,
+        preset,
+        tsv,
+        min_length=min_length,
+        max_length=max_length,
+        max_depth=max_depth,
+        max_args=max_args,
+        operators=operators,
+        train=train,
+        validation=validation,
+        test=test,
+    )
+
+
+def _scifar10(common: _Common, *, tokens: bool = False) -> TaskData:
+    return load_images(common[0], common[1], tokens)
+
+
+def _imdb_char(common: _Common, *, length: int = 1024) -> TaskData:
+    return load_bytes("imdb-char", common[0], common[1], length)
+
+
+def _agnews(common: _Common, *, length: int = 512) -> TaskData:
+    return load_bytes("agnews", common[0], common[1], length)
+
+
+def _sst2(common: _Common, *, length: int = 256) -> TaskData:
+    return load_bytes("sst2", common[0], common[1], length)
+
+
+def _enwik8(common: _Common, *, length: int = 1024) -> TaskData:
+    return load_stream(common[0], length)
+
+
+def _mqar(
+    common: _Common,
+    *,
+    vocab: int = 256,
+    pairs: int | Sequence[int] = 8,
+    length: int = 64,
+    power: float = 0.01,
+    train: int = 20_000,
+    validation: int = 1_000,
+    test: int = 2_000,
+) -> TaskData:
+    sizes = {"train": train, "validation": validation, "test": test}
+    return load_recall(common[1], sizes, vocab, pairs, length, power)
+
+
+def _copy(
+    common: _Common,
+    *,
+    vocab: int = 16,
+    length: int = 32,
+    train: int = 20_000,
+    validation: int = 1_000,
+    test: int = 2_000,
+) -> TaskData:
+    sizes = {"train": train, "validation": validation, "test": test}
+    return load_copy(common[1], sizes, vocab, length)
+
+
+_LOADERS: dict[str, Callable[..., TaskData]] = {
+    "listops": _listops,
+    "scifar10": _scifar10,
+    "imdb-char": _imdb_char,
+    "agnews": _agnews,
+    "sst2": _sst2,
+    "enwik8": _enwik8,
+    "mqar": _mqar,
+    "copy": _copy,
+}
+TASKS: tuple[str, ...] = tuple(_LOADERS)

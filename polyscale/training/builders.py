@@ -1,0 +1,128 @@
+"""Models for tasks: which class, which sizes follow from the data, which collator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from polyscale.data.tasks import TaskData
+from polyscale.models import (
+    HKTConfig,
+    HKTForCausalLM,
+    HKTForSequenceClassification,
+    HSAConfig,
+    HSAForCausalLM,
+    HTEConfig,
+    HTEForClassification,
+    collate_trees,
+)
+from polyscale.trees import SignalTree
+
+_WINDOWS = (4, 8, 16)
+
+
+@dataclass(frozen=True)
+class ModelForTask:
+    """A function that makes the model, and the data as this model reads it."""
+
+    build: Callable[[], PreTrainedModel]
+    data: TaskData
+
+
+def model_for_task(model: str, options: dict[str, Any], data: TaskData) -> ModelForTask:
+    """Choose and size a model; `options` are those of its configuration class.
+
+    `standard` is HKT with one level: the same code with ordinary attention. `hsa` reads language
+    tasks as a causal HSA model, and classifies with the hierarchical encoder over windows.
+    """
+    options = dict(options)
+    if model == "standard":
+        if options.get("levels", 1) != 1:
+            raise ValueError(f"model 'standard' has levels=1, got levels={options['levels']}")
+        options["levels"] = 1
+    if model in ("standard", "hkt"):
+        return ModelForTask(_hkt(options, data), data)
+    if data.kind == "language":
+        return ModelForTask(_hsa(options, data), data)
+    windows = options.pop("windows", _WINDOWS)
+    trees = replace(data, collate=partial(_collate_windows, windows))
+    return ModelForTask(_hte(options, data), trees)
+
+
+def _hkt(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedModel]:
+    sizes: dict[str, Any] = {
+        "pad_token_id": data.pad_token_id,
+        "eos_token_id": None,
+        "max_position_embeddings": data.max_length,
+    }
+    if data.vocab_size is not None:
+        sizes["vocab_size"] = data.vocab_size
+    else:
+        sizes["input_channels"] = data.input_channels
+    if data.kind == "language":
+        return _builder(HKTForCausalLM, HKTConfig, {**sizes, "causal": True, **options})
+    # A class is a statement about the whole sequence: unless asked otherwise, all of it is seen.
+    sizes |= {"num_labels": data.num_labels, "causal": False}
+    return _builder(HKTForSequenceClassification, HKTConfig, {**sizes, **options})
+
+
+def _hsa(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedModel]:
+    sizes = {
+        "vocab_size": data.vocab_size,
+        "pad_token_id": data.pad_token_id,
+        "eos_token_id": None,
+        "max_position_embeddings": data.max_length,
+    }
+    return _builder(HSAForCausalLM, HSAConfig, {**sizes, **options})
+
+
+def _hte(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedModel]:
+    kind = (
+        {"vocab_size": data.vocab_size}
+        if data.vocab_size is not None
+        else {"width": data.input_channels}
+    )
+    sizes = {"modalities": {"default": kind}, "num_labels": data.num_labels}
+    return _builder(HTEForClassification, HTEConfig, {**sizes, **options})
+
+
+def _builder(
+    model_class: type[PreTrainedModel],
+    config_class: type[PreTrainedConfig],
+    options: dict[str, Any],
+) -> Callable[[], PreTrainedModel]:
+    known = {*config_class.__annotations__, "num_labels"}
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ValueError(
+            f"model_options of {config_class.__name__} take {', '.join(sorted(known))}; "
+            f"got {unknown[0]!r}"
+        )
+    make_config: Any = config_class
+    make_model: Any = model_class
+    try:
+        config = make_config(**options)
+    except Exception as error:  # the library's own kind of error for a bad value
+        raise ValueError(f"model_options: {error}") from error
+    return partial(make_model, config)
+
+
+def _collate_windows(
+    windows: Sequence[int], samples: Sequence[dict[str, Tensor]]
+) -> dict[str, Any]:
+    """Each sequence as the leaves of a tree of windows."""
+    return collate_trees(
+        [
+            {
+                "inputs": sample.get("input_ids", sample.get("input_values")),
+                "tree": SignalTree.from_windows(len(next(iter(sample.values()))), windows),
+                "labels": sample["labels"],
+            }
+            for sample in samples
+        ]
+    )

@@ -1,0 +1,141 @@
+"""Checkpoints: all that a run needs to go on to the same numbers, as safetensors and JSON.
+
+A checkpoint is a folder `checkpoint-000500` with the weights, the optimiser's moments and the state
+of the run, and a manifest with the SHA-256 of each file. It gets its name only when it is whole.
+The order of the data, the learning rate and the random numbers of a step follow from the seed and
+the number of the step, so there is nothing else to keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from polyscale.training.files import new_folder, write_json
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+_KEPT = 2  # the last one, and one to fall back to
+_WEIGHTS, _MOMENTS, _STATE, _MANIFEST = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+)
+
+
+def gather_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights by name, on the CPU: plain, data-parallel and sharded models alike.
+
+    Every process must call it; the result is whole on the first one.
+    """
+    weights: Any = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
+    return weights
+
+
+def gather_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as flat names such as `blocks.0.mlp.0.weight/exp_avg`."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    # Processes other than the first get nothing.
+    state: Any = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+    return {
+        f"{name}/{key}": value for name, entries in state.items() for key, value in entries.items()
+    }
+
+
+def save_checkpoint(
+    output: Path, step: int, weights: dict[str, Tensor], moments: dict[str, Tensor], state: Any
+) -> Path:
+    """Write a checkpoint, then remove the oldest: the previous one stays until this is whole."""
+    folder = output / f"checkpoint-{step:06d}"
+    with new_folder(folder) as partial:
+        save_tensors(weights, partial / _WEIGHTS)
+        save_tensors(moments, partial / _MOMENTS)
+        write_json(partial / _STATE, state)
+        write_json(
+            partial / _MANIFEST,
+            {name: _digest(partial / name) for name in (_WEIGHTS, _MOMENTS, _STATE)},
+        )
+    for old in list_checkpoints(output)[:-_KEPT]:
+        shutil.rmtree(old)
+    return folder
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write safetensors; weights that share memory are written once for each name."""
+    copies = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    try:
+        save_file(copies, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, told in its own way
+        raise OSError(f"{path.name} cannot be written: {error}") from error
+
+
+def list_checkpoints(output: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    found = [path for path in output.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state of a checkpoint after checking every file; what is damaged is named."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        expected = {name: manifest[name] for name in (_WEIGHTS, _MOMENTS, _STATE)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, f"{_MANIFEST} cannot be read") from error
+    for name, digest in expected.items():
+        if not (folder / name).is_file():
+            raise _damaged(folder, f"{name} is missing")
+        if _digest(folder / name) != digest:
+            raise _damaged(folder, f"{name} does not have the checksum it was written with")
+    return json.loads((folder / _STATE).read_text(encoding="utf-8"))
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put weights and moments back; every process must call it."""
+    options = StateDictOptions(full_state_dict=True)
+    weights: Any = load_file(folder / _WEIGHTS)
+    set_model_state_dict(model, weights, options=options)
+    moments = load_file(folder / _MOMENTS)
+    # A new optimiser's state tells the names and the groups; its numbers are replaced.
+    whole: Any = get_optimizer_state_dict(model, optimizer, options=options)
+    wanted = {f"{name}/{key}" for name, entries in whole["state"].items() for key in entries}
+    if wanted != set(moments):
+        odd = sorted(wanted ^ set(moments))[0]
+        raise _damaged(folder, f"{_MOMENTS} does not fit the model: {odd}")
+    for name, entries in whole["state"].items():
+        for key in entries:
+            entries[key] = moments[f"{name}/{key}"]
+    set_optimizer_state_dict(model, optimizer, whole, options=options)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def _damaged(folder: Path, what: str) -> ValueError:
+    return ValueError(
+        f"{folder} is damaged: {what}. Delete that folder to go on from the checkpoint before it, "
+        "or from the start"
+    )

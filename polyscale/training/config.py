@@ -1,0 +1,163 @@
+"""A run as data: task, model, budget and seed, from YAML, the command line or a preset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyscale.data.tasks import TASKS, task_options
+from polyscale.training.settings import TrainingSettings
+
+MODELS = ("standard", "hkt", "hsa")
+_SECTIONS = ("task_options", "model_options", "training")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without objects, in which 1e-3 is a number (YAML 1.1 wants 1.0e-3)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run besides the files of the data and the machine.
+
+    `name` is what tables call it; the model's name if empty. The seed is that of the weights, the
+    order and dropout; `data_seed` that of splits and generated data: seeds share their data.
+
+    >>> RunConfig(task="copy", model="hkt", model_options={"levels": 2}).name
+    'hkt'
+    """
+
+    task: str
+    model: str
+    task_options: dict[str, Any] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    seed: int = 0
+    data_seed: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for option, value, known in (("task", self.task, TASKS), ("model", self.model, MODELS)):
+            if value not in known:
+                raise ValueError(f"{option} takes one of {', '.join(known)}; got {value!r}")
+        for option in ("seed", "data_seed"):
+            value = getattr(self, option)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{option} takes a whole number from 0, got {value!r}")
+        _check_names("task_options", self.task_options, task_options(self.task))
+        if not self.name:
+            object.__setattr__(self, "name", self.model)
+        if not all(letter.isalnum() or letter in "-_." for letter in self.name):
+            raise ValueError(f"name takes letters, digits and -_., got {self.name!r}")
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
+        """Read what `as_dict` or a YAML file holds; unknown names are errors."""
+        if not isinstance(content, Mapping):
+            raise ValueError(f"a run takes a mapping of names to values, got {content!r}")
+        _check_names("a run", content, [f.name for f in fields(cls)])
+        for name in ("task", "model"):
+            if name not in content:
+                raise ValueError(f"a run needs {name!r}, got only {list(content)}")
+        values = dict(content)
+        for name in _SECTIONS:
+            if not isinstance(values.get(name, {}), Mapping):
+                raise ValueError(f"{name} takes a mapping of names to values, got {values[name]!r}")
+        training = values.pop("training", {})
+        _check_names("training", training, [f.name for f in fields(TrainingSettings)])
+        return cls(**values, training=TrainingSettings(**training))
+
+    @classmethod
+    def from_yaml(cls, path: Path) -> RunConfig:
+        """Read a YAML file; what is wrong in it is said together with its name."""
+        try:
+            content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not YAML: {error}") from error
+        try:
+            return cls.from_dict(content)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_yaml(self) -> str:
+        # Through JSON: tuples become lists, which every YAML reader knows.
+        return yaml.safe_dump(json.loads(json.dumps(self.as_dict())), sort_keys=False)
+
+    def with_values(self, assignments: Mapping[str, Any]) -> RunConfig:
+        """A copy with dotted names set, such as `training.steps` or `model_options.levels`."""
+        content = self.as_dict()
+        for dotted, value in assignments.items():
+            section, _, name = dotted.partition(".")
+            section = {"model": "model_options", "task": "task_options"}.get(section, section)
+            if name:
+                if section not in _SECTIONS:
+                    raise ValueError(
+                        f"{dotted!r} takes training.NAME, model.NAME or task.NAME, or one of "
+                        f"seed, data_seed, name"
+                    )
+                content[section][name] = value
+            else:
+                content[dotted] = value
+        return RunConfig.from_dict(content)
+
+    def with_seed(self, seed: int) -> RunConfig:
+        return replace(self, seed=seed)
+
+    @property
+    def digest(self) -> str:
+        """Ten letters that change with every value."""
+        text = json.dumps(self.as_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def first_difference(self, other: RunConfig) -> str | None:
+        """The first name with another value in `other`, in words; None if all are equal."""
+        return _first_difference(self.as_dict(), other.as_dict())
+
+
+def read_assignment(text: str) -> tuple[str, Any]:
+    """`name=value` with the value as YAML reads it.
+
+    >>> read_assignment("training.steps=200"), read_assignment("model.downsampling=mean")
+    (('training.steps', 200), ('model.downsampling', 'mean'))
+    """
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ValueError(f"--set takes NAME=VALUE, such as training.steps=200; got {text!r}")
+    try:
+        read = yaml.load(value, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {name}: {value!r} cannot be read: {error}") from error
+    return name, read
+
+
+def _check_names(what: str, given: Any, known: Any) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ValueError(f"{what} takes {', '.join(known) or 'nothing'}; got {unknown[0]!r}")
+
+
+def _first_difference(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> str | None:
+    for name in sorted({*one, *other}):
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found = _first_difference(a, b, f"{prefix}{name}.")
+            if found:
+                return found
+        elif json.dumps(a) != json.dumps(b):
+            return f"{prefix}{name} is {a!r} and {b!r}"
+    return None

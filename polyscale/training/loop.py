@@ -1,0 +1,358 @@
+"""The training loop: AdamW on Accelerate, with checkpoints that resume to the same numbers.
+
+Everything random in a step follows from the seed, the number of the step and the process, so a run
+that was killed goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+from transformers import PreTrainedModel, set_seed
+from transformers.utils import logging
+
+from polyscale.training.batches import BatchPlan, mix_seed
+from polyscale.training.checkpoint import (
+    gather_moments,
+    gather_weights,
+    list_checkpoints,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+)
+from polyscale.training.evaluation import Evaluation, evaluate
+from polyscale.training.files import new_folder, write_text
+from polyscale.training.progress import RunProgress
+from polyscale.training.settings import TrainingSettings
+
+LOG_NAME = "log.jsonl"
+# Accelerate joins several processes on a CPU only when told that it is one.
+ON_CPU = not torch.accelerator.is_available()
+
+
+@dataclass
+class RunState:
+    """What a run knows besides weights and moments; JSON in a checkpoint."""
+
+    step: int = 0  # steps done
+    best_step: int = 0
+    best: dict[str, float] = field(default_factory=dict)  # validation metrics of the kept state
+    evaluations_since_best: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    train_curve: list[dict[str, float]] = field(default_factory=list)
+    validation_curve: list[dict[str, float]] = field(default_factory=list)
+    level_weights_curve: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training: the model in its best state, and how it got there."""
+
+    model: PreTrainedModel
+    state: RunState
+    test: Evaluation
+    accelerator: Accelerator
+
+
+def train(
+    build: Callable[[], PreTrainedModel],
+    data: Any,
+    settings: TrainingSettings,
+    seed: int,
+    output: Path,
+    *,
+    name: str = "model",
+    progress: bool = True,
+) -> Trained:
+    """Train what `build` makes on `data` (a `TaskData`), from the last checkpoint in `output`.
+
+    `build` is called after seeding, so its initial weights belong to the seed. `output` holds the
+    state best on validation for `from_pretrained`, and while the run lasts its checkpoints.
+    """
+    accelerator = Accelerator(cpu=ON_CPU, mixed_precision="no")  # _step has its own autocast
+    set_seed(seed)
+    run = _Run(accelerator, build(), data, settings, seed, output, name)
+    checkpoints = list_checkpoints(output)
+    if checkpoints:
+        run.state = RunState(**read_state(checkpoints[-1]))
+        load_checkpoint(checkpoints[-1], run.model, run.optimizer)
+    shown = progress and accelerator.is_main_process
+    with RunProgress(name, settings.steps, run.state.step, shown=shown) as bar:
+        run.go(bar)
+    return run.finish()
+
+
+class _Run:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: PreTrainedModel,
+        data: Any,
+        settings: TrainingSettings,
+        seed: int,
+        output: Path,
+        name: str,
+    ) -> None:
+        self.accelerator = accelerator
+        self.data, self.settings, self.seed, self.output = data, settings, seed, output
+        self.name = name
+        self.state = RunState()
+        self.plain = model
+        runnable: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
+        self.model, self.optimizer = accelerator.prepare(runnable, _make_optimizer(model, settings))
+        self.plan = BatchPlan(
+            data.train.lengths,
+            settings.batch_size * settings.accumulate * accelerator.num_processes,
+            seed,
+            bucket_by_length=settings.bucket_by_length,
+        )
+
+    def go(self, bar: RunProgress) -> None:
+        """Train until the last step or until there is nothing more to gain."""
+        settings, state = self.settings, self.state
+        losses: list[Tensor] = []
+        before = time.perf_counter() - state.seconds
+        with self._logs() as log:
+            if not state.step:
+                self._snapshot(0)
+            while state.step < settings.steps and not self._is_patience_over():
+                losses.append(self._step(state.step))
+                state.step += 1
+                bar.step(state.step)
+                if settings.is_log(state.step):
+                    bar.loss(self._log_loss(losses, log))
+                    losses = []
+                if settings.is_evaluation(state.step):
+                    bar.evaluated(state.step, self._validate(log))
+                if settings.is_snapshot(state.step):
+                    self._snapshot(state.step)
+                state.seconds = time.perf_counter() - before
+                if settings.is_checkpoint(state.step):
+                    self._save_checkpoint()
+        state.seconds = time.perf_counter() - before
+
+    def finish(self) -> Trained:
+        """Put the best state back and measure it on the test set."""
+        self.accelerator.wait_for_everyone()
+        began = time.perf_counter()
+        with quiet_transformers():
+            model = type(self.plain).from_pretrained(self.output).to(self.accelerator.device)
+        test = self._evaluate(model, self.data.test)
+        self.state.seconds += time.perf_counter() - began
+        return Trained(model, self.state, test, self.accelerator)
+
+    def _step(self, step: int) -> Tensor:
+        """One optimiser step; returns the mean loss of this process."""
+        accelerator, settings = self.accelerator, self.settings
+        began = time.perf_counter()
+        set_step_seed(self.seed, step, accelerator.process_index)
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate_at(step)
+        shares = self.plan.share(
+            step,
+            process=accelerator.process_index,
+            processes=accelerator.num_processes,
+            accumulate=settings.accumulate,
+        )
+        total = torch.zeros((), device=accelerator.device)
+        for number, indices in enumerate(shares):
+            samples = [self.data.train[index] for index in indices]
+            batch = send_to_device(self.data.collate(samples), accelerator.device)
+            last = number == len(shares) - 1
+            with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
+                with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=settings.bf16):
+                    loss = self.model(**batch).loss / len(shares)
+                accelerator.backward(loss)
+            total += loss.detach()
+        accelerator.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.state.training_seconds += time.perf_counter() - began
+        return total
+
+    def _log_loss(self, losses: list[Tensor], log: _Log) -> float:
+        mean = torch.stack(losses).mean()
+        loss = float(self.accelerator.reduce(mean, reduction="mean"))
+        if loss != loss or abs(loss) == float("inf"):
+            raise FloatingPointError(
+                f"{self.name}: the training loss is {loss} at step {self.state.step}; "
+                "lower the learning rate or raise warmup_steps"
+            )
+        step = self.state.step
+        rate = self.settings.learning_rate_at(step - 1)
+        point = {"step": step, "loss": loss, "learning_rate": rate}
+        self.state.train_curve.append(point)
+        log.write("train", point)
+        return loss
+
+    def _validate(self, log: _Log) -> str:
+        """Look at the validation set and keep the weights if they are the best so far."""
+        state, data = self.state, self.data
+        found = self._evaluate(self.model, data.validation).metrics(data.kind)
+        point = {"step": state.step, **found}
+        state.validation_curve.append(point)
+        log.write("validation", point)
+        weights = _level_weights(self.plain)
+        if weights is not None:
+            state.level_weights_curve.append({"step": state.step, "weights": weights})
+        if not state.best or is_better(found, state.best, data.kind):  # the first of equals stays
+            state.best, state.best_step, state.evaluations_since_best = found, state.step, 0
+            self._save_best()
+        else:
+            state.evaluations_since_best += 1
+        if data.kind == "classification":
+            return f"{found['accuracy']:.1%}"
+        return f"{found['bits_per_token']:.3f} bits per token, {found['accuracy']:.1%}"
+
+    def _evaluate(self, model: nn.Module, split: Any) -> Evaluation:
+        settings = self.settings
+        return evaluate(
+            model,
+            split,
+            self.data.collate,
+            2 * settings.batch_size,
+            self.accelerator,
+            bf16=settings.bf16,
+        )
+
+    def _is_patience_over(self) -> bool:
+        patience = self.settings.patience
+        return bool(patience) and self.state.evaluations_since_best >= patience
+
+    def _save_checkpoint(self) -> None:
+        weights = gather_weights(self.model)
+        moments = gather_moments(self.model, self.optimizer)
+        if self.accelerator.is_main_process:
+            save_checkpoint(self.output, self.state.step, weights, moments, asdict(self.state))
+        self.accelerator.wait_for_everyone()
+
+    def _save_best(self) -> None:
+        weights = gather_weights(self.model)
+        if self.accelerator.is_main_process:
+            self.output.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.output, prefix=".best-") as folder:
+                _save_model(self.plain, weights, Path(folder))
+                for file in Path(folder).iterdir():
+                    os.replace(file, self.output / file.name)
+
+    def _snapshot(self, step: int) -> None:
+        if not self.settings.is_snapshot(step):
+            return
+        weights = gather_weights(self.model)
+        if self.accelerator.is_main_process:
+            with new_folder(self.output / "snapshots" / f"step-{step:06d}") as folder:
+                _save_model(self.plain, weights, folder)
+
+    def _logs(self) -> _Log:
+        return _Log(self.output, self.state, enabled=self.accelerator.is_main_process)
+
+
+class _Log:
+    """`log.jsonl` and TensorBoard; what a killed run wrote after its checkpoint is taken back."""
+
+    def __init__(self, output: Path, state: RunState, *, enabled: bool) -> None:
+        self.path = output / LOG_NAME
+        self.enabled = enabled
+        self.board: Any = None
+        if not enabled:
+            return
+        curves = {"train": state.train_curve, "validation": state.validation_curve}
+        events: list[dict[str, Any]] = [
+            {"event": kind, **point} for kind, curve in curves.items() for point in curve
+        ]
+        events.sort(key=lambda event: event["step"])
+        write_text(self.path, "".join(json.dumps(event) + "\n" for event in events))
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.board = SummaryWriter(str(output / "tensorboard"), purge_step=state.step + 1)
+
+    def __enter__(self) -> _Log:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.board is not None:
+            self.board.close()
+
+    def write(self, kind: str, point: dict[str, float]) -> None:
+        """One point of a curve."""
+        if not self.enabled:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": kind, **point}) + "\n")
+        for name, value in point.items():
+            if name != "step":
+                self.board.add_scalar(f"{kind}/{name}", value, int(point["step"]))
+
+
+def is_better(new: dict[str, float], best: dict[str, float], kind: str) -> bool:
+    """Whether validation metrics beat the best ones: accuracy for classes, loss for language."""
+    if kind == "classification":
+        return new["accuracy"] > best["accuracy"]
+    return new["loss"] < best["loss"]
+
+
+def set_step_seed(seed: int, step: int, process: int) -> None:
+    """Seed what a step draws (dropout), so that it does not depend on the steps before it."""
+    torch.manual_seed(mix_seed(seed, step, process))
+
+
+def remove_checkpoints(output: Path) -> None:
+    """For a finished run: its result and its best state stay."""
+    for folder in list_checkpoints(output):
+        shutil.rmtree(folder)
+
+
+def _make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        # Level weights are logits of a convex mix: decay would pull the mix to the uniform one.
+        plain = parameter.dim() < 2 or name.endswith("_logits")
+        (free if plain else decayed).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]
+    # The learning rate is a function of the step: every step sets it.
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+
+
+def _save_model(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
+    with quiet_transformers():
+        model.save_pretrained(folder, state_dict=weights)
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No bars for reading and writing files: they would break up the line of ours."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _level_weights(model: PreTrainedModel) -> list[Any] | None:
+    if not hasattr(model, "level_weights"):
+        return None
+    found = []
+    for layer in model.level_weights():
+        whole = layer.full_tensor() if hasattr(layer, "full_tensor") else layer  # sharded models
+        found.append(whole.detach().float().cpu().tolist())
+    return found

@@ -1,0 +1,103 @@
+"""Sizes and budgets to start from: for each task a `tiny`, a `small` and a `paper` preset.
+
+`tiny` shows within a minute that everything works. `small` is what a laptop trains in minutes to an
+hour; `polyscale reproduce --preset cpu` uses it. `paper` is for a GPU: the papers' tasks at their
+full length, with sizes of this project's choosing, because the papers' are not known. Budgets are
+found for standard attention and used unchanged for the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyscale.data.tasks import TASKS
+from polyscale.training.config import MODELS, RunConfig
+from polyscale.training.settings import TrainingSettings
+
+PRESETS = ("tiny", "small", "paper")
+LEVELS = 3
+
+_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "small": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "paper": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "dropout": 0.1},
+}
+_TINY_TRAINING = {
+    "steps": 40,
+    "batch_size": 16,
+    "warmup_steps": 5,
+    "log_every": 10,
+    "evaluate_every": 20,
+}
+# Options of the task, and of the training, that differ from the defaults.
+_TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("listops", "tiny"): {"preset": "demo", "train": 2_000, "validation": 200, "test": 200},
+    ("listops", "small"): {"preset": "t512"},
+    ("listops", "paper"): {"preset": "t512"},
+    ("mqar", "tiny"): {"train": 2_000, "validation": 200, "test": 200},
+    ("copy", "tiny"): {"train": 2_000, "validation": 200, "test": 200},
+}
+_TRAINING: dict[tuple[str, str], dict[str, Any]] = {
+    ("listops", "small"): {"steps": 15_000, "batch_size": 32, "bucket_by_length": True},
+    ("listops", "paper"): {"steps": 30_000, "batch_size": 64, "bucket_by_length": True},
+    ("scifar10", "small"): {"steps": 10_000, "batch_size": 32},
+    ("scifar10", "paper"): {"steps": 45_000, "batch_size": 64},
+    ("imdb-char", "small"): {"steps": 6_000, "batch_size": 32},
+    ("imdb-char", "paper"): {"steps": 20_000, "batch_size": 32},
+    ("agnews", "small"): {"steps": 4_000, "batch_size": 32},
+    ("agnews", "paper"): {"steps": 20_000, "batch_size": 64},
+    ("sst2", "small"): {"steps": 4_000, "batch_size": 64},
+    ("sst2", "paper"): {"steps": 20_000, "batch_size": 64},
+    ("enwik8", "small"): {"steps": 4_000, "batch_size": 16},
+    ("enwik8", "paper"): {"steps": 100_000, "batch_size": 32},
+    ("mqar", "small"): {"steps": 4_000, "batch_size": 64},
+    ("mqar", "paper"): {"steps": 20_000, "batch_size": 128},
+    ("copy", "small"): {"steps": 3_000, "batch_size": 64},
+    ("copy", "paper"): {"steps": 10_000, "batch_size": 64},
+}
+
+
+def preset_config(
+    task: str,
+    model: str,
+    preset: str = "small",
+    *,
+    seed: int = 0,
+    levels: int | None = None,
+) -> RunConfig:
+    """The run that a preset stands for; `levels` is for the model `hkt`.
+
+    >>> preset_config("copy", "hkt", "tiny").model_options["levels"]
+    3
+    """
+    for option, value, known in (
+        ("task", task, TASKS),
+        ("model", model, MODELS),
+        ("preset", preset, PRESETS),
+    ):
+        if value not in known:
+            raise ValueError(f"{option} takes one of {', '.join(known)}; got {value!r}")
+    options = dict(_SIZES[preset])
+    if model == "hkt":
+        options["levels"] = LEVELS if levels is None else levels
+    elif levels is not None:
+        raise ValueError(f"levels is an option of the model 'hkt', got it with {model!r}")
+    training = _TINY_TRAINING if preset == "tiny" else _with_pace(_TRAINING[task, preset])
+    return RunConfig(
+        task=task,
+        model=model,
+        task_options=dict(_TASK_OPTIONS.get((task, preset), {})),
+        model_options=options,
+        training=TrainingSettings(**training),
+        seed=seed,
+    )
+
+
+def _with_pace(training: dict[str, Any]) -> dict[str, Any]:
+    """Warm-up over 5 % of the steps, 20 looks at the validation set, 100 points of the curve."""
+    steps = training["steps"]
+    return {
+        "warmup_steps": steps // 20,
+        "log_every": max(1, steps // 100),
+        "evaluate_every": steps // 20,
+    } | training

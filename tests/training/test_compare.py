@@ -1,0 +1,123 @@
+import json
+
+import pytest
+
+from polyscale.report import reproduce as reproduction
+from polyscale.report.comparison import Comparison
+from polyscale.training import compare
+from polyscale.training.compare import (
+    PlannedRun,
+    plan_comparison,
+    read_results,
+    run_all,
+    seconds_left,
+    status,
+)
+from tests.training.runs import SMALL
+
+
+@pytest.fixture(scope="module")
+def four_runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    planned = plan_comparison(SMALL, ["standard", "hkt"], [0, 1], levels=2)
+    return planned, run_all(planned, folder, progress=False), folder
+
+
+def test_every_model_runs_with_every_seed_and_nothing_else_differs(four_runs):
+    _, results, folder = four_runs
+    assert [(r.model, r.seed) for r in results] == [
+        ("standard", 0),
+        ("hkt", 0),
+        ("standard", 1),
+        ("hkt", 1),
+    ]
+    assert len({json.dumps(r.config["training"]) for r in results}) == 1
+    assert len({json.dumps(r.data) for r in results}) == 1
+    assert [r.model_config.get("levels", 3) for r in results] == [1, 2, 1, 2]
+    assert [r.as_dict() for r in read_results(folder)] == sorted(
+        (r.as_dict() for r in results), key=lambda r: (r["model"], r["seed"])
+    )
+
+
+def test_the_runs_become_a_comparison(four_runs, tmp_path):
+    _, results, _ = four_runs
+    comparison = Comparison.from_results(results, command="polyscale compare")
+    comparison.write(tmp_path)
+    assert {row.model for row in comparison.rows()} == {"standard", "hkt"}
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_finished_runs_are_not_done_again(four_runs, monkeypatch):
+    planned, results, folder = four_runs
+    with pytest.raises(FileExistsError, match="exists: resume"):
+        run_all(planned, folder, progress=False)
+    monkeypatch.setattr(compare, "load_data", lambda *a, **k: pytest.fail("nothing is left to do"))
+    again = run_all(planned, folder, progress=False, resume=True)
+    assert [r.as_dict() for r in again] == [r.as_dict() for r in results]
+
+
+def test_the_status_tells_what_is_done_and_how_long_the_rest_takes(four_runs):
+    planned, results, folder = four_runs
+    more = [*planned, *plan_comparison(SMALL, ["standard", "hkt"], [2], levels=2)]
+    found = status(more, folder)
+    assert [one.finished for one in found] == [True] * 4 + [False] * 2
+    own = {m: [r.seconds for r in results if r.model == m] for m in ("standard", "hkt")}
+    expected = sum(sum(seconds) / len(seconds) for seconds in own.values())
+    assert seconds_left(found) == pytest.approx(expected)
+    assert seconds_left(found[:4]) == 0
+    assert seconds_left(found[4:]) is None, "no run of any kind is finished"
+
+
+def test_steps_in_a_checkpoint_count_as_done(tmp_path):
+    (planned,) = plan_comparison(SMALL, ["hkt"], [0], levels=2)
+    (planned.folder(tmp_path) / "checkpoint-000004").mkdir(parents=True)
+    assert status([planned], tmp_path)[0].steps == 4
+
+
+def test_a_reproduction_brings_its_tables_up_to_date_after_every_run(tmp_path, monkeypatch):
+    small = [
+        PlannedRun("listops", run.config)
+        for run in plan_comparison(SMALL, ["standard", "hkt"], [0, 1], levels=2)
+    ]
+    seen = []
+    write = reproduction.write_tables
+
+    def look(output, *, command):
+        write(output, command=command)
+        results = json.loads((output / "results.json").read_text())["runs"]
+        seen.append([(run["model"], run["seed"]) for run in results])
+        text = (output / "RESULTS.md").read_text(encoding="utf-8")
+        assert ("| listops | 0" in text) == (len(results) > 1)
+
+    monkeypatch.setattr(reproduction, "write_tables", look)
+    reproduction.reproduce(small[:3], tmp_path, command="polyscale", progress=False)
+    with pytest.raises(FileExistsError, match="resume"):
+        reproduction.reproduce(small, tmp_path, command="polyscale", progress=False)
+    reproduction.reproduce(small, tmp_path, command="polyscale", progress=False, resume=True)
+    assert [len(runs) for runs in seen] == [1, 2, 3, 2 + 1, 3, 3, 4]
+    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert "50.33 ± 0.12" in text
+    assert "| Transformer | 36.37 | 42.44 | 64.27 |" in text
+    record = json.loads((tmp_path / "results.json").read_text())["runs"][0]
+    assert {"task", "model", "seed", "test_accuracy", "config", "git_commit", "seconds"} <= {
+        *record
+    }
+
+
+def test_the_plan_of_the_paper_has_every_seed_and_every_ablation():
+    cpu, paper = reproduction.plan("hkt", "cpu"), reproduction.plan("hkt", "paper")
+    assert len({run.folder(reproduction.Path("x")) for run in paper}) == len(paper)
+    main = [run for run in cpu if run.config.name in ("standard", "hkt")]
+    assert cpu[: len(main)] == main, "first the paired seeds, then the ablations"
+    assert {(run.table, run.config.name, run.config.seed) for run in main} == {
+        (task, model, seed)
+        for task in ("imdb-char", "listops", "scifar10")
+        for model in ("standard", "hkt")
+        for seed in (0, 1, 2)
+    }
+    for table in ("imdb-char", "listops", "scifar10"):
+        names = {run.config.name for run in paper if run.table == table}
+        assert len(names) == 2 + 7
+    for what, preset in (("gpt", "cpu"), ("hkt", "gpu")):
+        with pytest.raises(ValueError, match="takes one of"):
+            reproduction.plan(what, preset)

@@ -1,0 +1,130 @@
+import pytest
+
+from polyscale.data.tasks import TASKS
+from polyscale.training.builders import model_for_task
+from polyscale.training.config import MODELS, RunConfig, read_assignment
+from polyscale.training.presets import PRESETS, preset_config
+
+CONFIG = RunConfig(
+    task="copy", model="hkt", task_options={"length": 16}, model_options={"levels": 2}, seed=3
+)
+
+
+def test_yaml_and_back_is_the_same_run(tmp_path):
+    (tmp_path / "run.yaml").write_text(CONFIG.to_yaml(), encoding="utf-8")
+    read = RunConfig.from_yaml(tmp_path / "run.yaml")
+    assert read == CONFIG
+    assert read.first_difference(CONFIG) is None
+
+
+def test_numbers_may_be_written_with_an_exponent(tmp_path):
+    text = "task: copy\nmodel: hkt\ntraining: {learning_rate: 3e-4}\n"
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    assert RunConfig.from_yaml(tmp_path / "run.yaml").training.learning_rate == 3e-4
+
+
+def test_a_small_file_is_enough_and_defaults_fill_the_rest(tmp_path):
+    (tmp_path / "run.yaml").write_text("task: copy\nmodel: standard\n", encoding="utf-8")
+    assert RunConfig.from_yaml(tmp_path / "run.yaml") == RunConfig(task="copy", model="standard")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: copy\nmodel: [", "is not YAML"),
+        ("- 1\n", "takes a mapping"),
+        ("task: copy\n", "needs 'model'"),
+        ("task: sudoku\nmodel: hkt\n", "task takes one of listops, .*got 'sudoku'"),
+        ("task: copy\nmodel: mamba\n", "model takes one of standard, hkt, hsa; got 'mamba'"),
+        ("task: copy\nmodel: hkt\nlevels: 3\n", "takes task, model.*got 'levels'"),
+        ("task: copy\nmodel: hkt\ntraining: {lr: 1}\n", "training takes steps.*got 'lr'"),
+        ("task: copy\nmodel: hkt\ntraining: {steps: 0}\n", "steps takes at least 1"),
+        ("task: copy\nmodel: hkt\ntraining: 7\n", "training takes a mapping"),
+        ("task: copy\nmodel: hkt\ntask_options: {depth: 1}\n", "task_options takes .*got 'depth'"),
+        ("task: copy\nmodel: hkt\nseed: -1\n", "seed takes a whole number from 0"),
+        ("task: copy\nmodel: hkt\nname: a/b\n", "name takes letters"),
+        ("!!python/object/apply:os.system ['true']\n", "is not YAML"),
+    ],
+)
+def test_a_bad_file_is_named_together_with_what_is_wrong(tmp_path, text, message):
+    path = tmp_path / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message) as error:
+        RunConfig.from_yaml(path)
+    assert "run.yaml" in str(error.value)
+
+
+def test_values_are_set_by_dotted_names():
+    changed = CONFIG.with_values({"training.steps": 200, "model.levels": 4, "task.length": 8})
+    assert changed.training.steps == 200
+    assert changed.model_options == {"levels": 4}
+    assert changed.task_options == {"length": 8}
+    assert CONFIG.with_values({"seed": 9}).seed == 9
+    assert CONFIG.first_difference(changed) == "model_options.levels is 2 and 4"
+
+
+def test_an_unknown_dotted_name_is_refused():
+    for name in ("trainer.steps", "training.step", "speed"):
+        with pytest.raises(ValueError, match="take"):
+            CONFIG.with_values({name: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=1", 1),
+        ("a=1e-3", 1e-3),
+        ("a=0.5", 0.5),
+        ("a=true", True),
+        ("a=mean", "mean"),
+        ("a=[0.5, 0.5]", [0.5, 0.5]),
+        ("a=b=c", "b=c"),
+    ],
+)
+def test_assignments_read_values_as_yaml_does(text, value):
+    assert read_assignment(text) == ("a", value)
+
+
+def test_an_assignment_without_a_value_is_refused():
+    for text in ("steps", "=3", "a=[1"):
+        with pytest.raises(ValueError, match="--set"):
+            read_assignment(text)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_preset_is_a_valid_run_for_every_model(task, preset):
+    for model in MODELS:
+        config = preset_config(task, model, preset)
+        assert RunConfig.from_dict(config.as_dict()) == config
+    standard, hkt = (preset_config(task, model, preset) for model in ("standard", "hkt"))
+    assert standard.training == hkt.training, "one budget for all"
+    assert {**standard.model_options, "levels": 3} == hkt.model_options
+
+
+def test_unknown_names_of_presets_are_refused():
+    for arguments in (("sudoku", "hkt", "small"), ("copy", "gpt", "small"), ("copy", "hkt", "xl")):
+        with pytest.raises(ValueError, match="takes one of"):
+            preset_config(*arguments)
+    with pytest.raises(ValueError, match="levels is an option of the model 'hkt'"):
+        preset_config("copy", "standard", levels=2)
+
+
+def test_bad_model_options_are_named(copy_task):
+    for options, message in (
+        ({"depth": 3}, "model_options of HKTConfig take .*got 'depth'"),
+        ({"hidden_size": 30, "num_attention_heads": 4}, "multiple of num_attention_heads"),
+        ({"levels": "three"}, "model_options: "),
+        ({"values": "coarse"}, "values"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model_for_task("hkt", options, copy_task)
+    with pytest.raises(ValueError, match="model 'standard' has levels=1"):
+        model_for_task("standard", {"levels": 3}, copy_task)
+
+
+@pytest.fixture(scope="module")
+def copy_task():
+    from polyscale.data.tasks import load_task
+
+    return load_task("copy", train=20, validation=5, test=5)
