@@ -21,6 +21,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
 
@@ -112,8 +114,11 @@ class _Run:
         self.name = name
         self.state = RunState()
         self.plain = model
+        if settings.shard:
+            shard(model, accelerator)
         runnable: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
-        self.model, self.optimizer = accelerator.prepare(runnable, _make_optimizer(model, settings))
+        self.model = runnable if settings.shard else accelerator.prepare_model(runnable)
+        self.optimizer = _make_optimizer(model, settings)
         self.plan = BatchPlan(
             data.train.lengths,
             settings.batch_size * settings.accumulate * accelerator.num_processes,
@@ -176,9 +181,9 @@ class _Run:
             with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
                 with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=settings.bf16):
                     loss = self.model(**batch).loss / len(shares)
-                accelerator.backward(loss)
+                loss.backward()
             total += loss.detach()
-        accelerator.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+        nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.state.training_seconds += time.perf_counter() - began
@@ -308,6 +313,18 @@ def is_better(new: dict[str, float], best: dict[str, float], kind: str) -> bool:
 def set_step_seed(seed: int, step: int, process: int) -> None:
     """Seed what a step draws (dropout), so that it does not depend on the steps before it."""
     torch.manual_seed(mix_seed(seed, step, process))
+
+
+def shard(model: PreTrainedModel, accelerator: Accelerator) -> None:
+    """Share the weights, their gradients and moments out over the processes (FSDP 2)."""
+    if accelerator.num_processes < 2:
+        raise ValueError("shard takes at least 2 processes (torchrun, accelerate launch), got 1")
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    model.to(accelerator.device)
+    for module in list(model.modules()):
+        if type(module).__name__ in model._no_split_modules:
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def remove_checkpoints(output: Path) -> None:

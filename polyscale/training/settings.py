@@ -31,6 +31,8 @@ class TrainingSettings:
         bucket_by_length: batches of samples of about the same length, for less padding.
         bf16: bfloat16 autocast.
         compile: `torch.compile` the model.
+        shard: share weights and moments out over the processes (FSDP 2), for models that do not
+            fit one.
         log_every: steps between two points of the training curve.
         evaluate_every: steps between two looks at the validation set.
         save_every: steps between two checkpoints; 0 for at every evaluation.
@@ -53,6 +55,7 @@ class TrainingSettings:
     bucket_by_length: bool = False
     bf16: bool = False
     compile: bool = False
+    shard: bool = False
     log_every: int = 20
     evaluate_every: int = 100
     save_every: int = 0

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from polyscale.training import loop
 from polyscale.training.config import RunConfig
 from polyscale.training.run import run
 
@@ -34,8 +36,29 @@ SMALL = RunConfig.from_dict(
     }
 )
 
+
+class _TellsItsKind(loop._Run):
+    """Prints whether the weights are shared out over the processes, and may stop on the way."""
+
+    stop_at = -1
+
+    def _step(self, step):
+        if step == self.stop_at:
+            sys.exit(3)
+        return super()._step(step)
+
+    def go(self, bar):
+        print(
+            "sharded" if any(isinstance(p, DTensor) for p in self.model.parameters()) else "whole"
+        )
+        super().go(bar)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    loop._Run = _TellsItsKind
+    if len(sys.argv) > 3:
+        _TellsItsKind.stop_at = int(sys.argv[3])
     run(
         SMALL.with_values(json.loads(sys.argv[2])),
         Path(sys.argv[1]),

@@ -1,0 +1,211 @@
+"""The parts of the theory that apply to any Hugging Face encoder or decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyscale.theory.capture import (
+    AttentionCall,
+    attention_calls,
+    forward_names,
+    projection_weights,
+)
+from polyscale.theory.frame import NORMALITY_NOTE, SCORES_NOTE, Frame
+from polyscale.theory.kernel import pick, product_spectrum
+from polyscale.theory.sections import (
+    NORMALITY_ROWS,
+    Entry,
+    Maps,
+    eigen_rows,
+    normality_entries,
+    score_entries,
+    spectrum_entry,
+    symmetry_entries,
+)
+
+FORMS_NOTE = (
+    "Eigenvalues of M_s = (M + M^T) / 2 with M = W_Q W_K^T of each head, not scaled; those not "
+    "listed are 0. With grouped queries heads of a group share W_K. Rotary positions are not part "
+    "of the forms (they are those at distance 0), but of the scores on data."
+)
+
+
+def analyze_attention(
+    model: nn.Module,
+    batch: Mapping[str, Any] | Tensor,
+    *,
+    tokens: Sequence[str] | None = None,
+    text: str | None = None,
+    title: str | None = None,
+    example: int = 0,
+    max_length: int = 1024,
+    maps: bool = True,
+) -> dict[str, Any]:
+    """Attention maps, kernel, symmetry and normality of the self-attention of a transformer.
+
+    Takes any model that attends through the attention interface of transformers (BERT, RoBERTa,
+    DistilBERT, GPT-2, Llama, ViT, ...). Bilinear forms need projections that are known: separate
+    query and key layers, or GPT-2's fused one.
+
+    Args:
+        model: a Hugging Face model.
+        batch: what it takes: a dict such as a tokenizer returns, or `input_ids` alone.
+        tokens: names of the example's tokens, padding left out or not.
+        text: the text of the example.
+        title: of the report.
+        example: the entry of the batch that is looked at; padding is left out.
+        max_length: longer sequences are cut after the model has run.
+        maps: whether to add matrices to look at.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> found = analyze_attention(BertModel(config), torch.arange(20)[None])
+        >>> found["meta"]["kind"], len(found["kernel"]["forms"])
+        ('transformer', 2)
+    """
+    if max_length < 1:
+        raise ValueError(f"max_length must be at least 1, got {max_length}")
+    frame = Frame("transformer", type(model).__name__, title)
+    calls, kept, real = _calls(model, batch, example, max_length, frame.notes)
+    frame.meta |= {"layers": len(calls), "heads": calls[0].query.shape[0], "rows_used": len(kept)}
+    frame.example(len(kept), tokens, text, real)
+    frame.notes += [
+        "Levels, error and cost belong to HKT and do not apply.",
+        SCORES_NOTE,
+        NORMALITY_NOTE,
+    ]
+    heads = sum(call.query.shape[0] for call in calls)
+    rows = eigen_rows([len(kept)] * heads)
+    if rows < len(kept):
+        frame.notes.append(f"Eigenvalues of scores are those of the first {rows} tokens.")
+    if len(kept) > NORMALITY_ROWS:
+        frame.notes.append(f"Normality uses {NORMALITY_ROWS} rows of the scores, evenly spaced.")
+    forms: list[Entry] = []
+    scores: list[Entry] = []
+    parts: list[Entry] = []
+    normality: list[Entry] = []
+    sizes = [len(kept)] * calls[0].query.shape[0] if maps else []
+    gallery = Maps(len(calls), sizes, sizes)
+    unknown = 0
+    for number, call in enumerate(calls):
+        found = _form_entries(number, call)
+        unknown += int(not found)
+        forms += found
+        own = call.scores()[:, kept][:, :, kept]
+        scores += score_entries(number, 0, own, rows)
+        parts += symmetry_entries(number, 0, [own])
+        normality += normality_entries(number, 0, [own])
+        if maps:
+            gallery.add(number, 0, call.attention()[:, kept][:, :, kept], own)
+    if unknown:
+        frame.notes.append(
+            f"{unknown} of {len(calls)} layers have projections of an unknown kind: no bilinear "
+            "forms for them."
+        )
+    frame.notes += gallery.notes
+    return frame.finish(
+        {
+            "kernel": {"forms": forms, "scores": scores, "note": FORMS_NOTE},
+            "symmetry": {"parts": parts, "maps": gallery.parts},
+            "normality": {"levels": normality, "over_training": []},
+            "attention": gallery.attention,
+        }
+    )
+
+
+def transformer_normality(
+    model: nn.Module,
+    batch: Mapping[str, Any] | Tensor,
+    *,
+    example: int = 0,
+    max_length: int = 1024,
+    **_: Any,
+) -> list[Entry]:
+    """The normality entries of `analyze_attention` alone, without QQ points."""
+    calls, kept, _real = _calls(model, batch, example, max_length, [])
+    found: list[Entry] = []
+    for number, call in enumerate(calls):
+        found += normality_entries(number, 0, [call.scores()[:, kept][:, :, kept]], qq=False)
+    return found
+
+
+def _calls(
+    model: nn.Module,
+    batch: Mapping[str, Any] | Tensor,
+    example: int,
+    max_length: int,
+    notes: list[str],
+) -> tuple[list[AttentionCall], Tensor, Tensor | None]:
+    """Self-attention of one example, the columns to look at, and which columns are real."""
+    inputs, real = _one_example(model, batch, example)
+    calls, others = attention_calls(model, inputs)
+    length = calls[0].query.shape[1]
+    if any(call.query.shape[1] != length for call in calls):
+        calls = [call for call in calls if call.query.shape[1] == length]
+        notes.append("Layers that attend over another length than the first are left out.")
+    if others:
+        notes.append(f"{others} cross-attention layers are left out.")
+    # Some models put tokens of their own before the text: the mask does not fit then.
+    columns = torch.ones(length, dtype=torch.bool)
+    if real is not None and len(real) == length:
+        columns = real
+    kept = columns.nonzero().flatten()
+    if len(kept) > max_length:
+        notes.append(f"Tokens after the first {max_length} (of {len(kept)}) are left out.")
+        kept = kept[:max_length]
+    return calls, kept, real
+
+
+def _one_example(
+    model: nn.Module, batch: Mapping[str, Any] | Tensor, example: int
+) -> tuple[dict[str, Any], Tensor | None]:
+    """The arguments of one batch entry that the model takes, and which of its columns are real."""
+    if isinstance(batch, Tensor):
+        batch = {"input_ids": batch}
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"batch must be a dict or input_ids, got {type(batch).__name__}")
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError("batch must hold at least one tensor, got none")
+    count = min(len(value) for value in tensors.values())
+    if not 0 <= example < count:
+        raise ValueError(f"example must be from 0 to {count - 1}, got {example}")
+    taken = forward_names(model)
+    chosen: dict[str, Any] = {
+        name: value[example : example + 1] for name, value in tensors.items() if name in taken
+    }
+    if "use_cache" in taken:
+        chosen["use_cache"] = False
+    mask = tensors.get("attention_mask")
+    real = None if mask is None or mask.dim() != 2 else mask[example].bool().cpu()
+    if real is not None and not bool(real.any()):
+        raise ValueError(f"example {example} must have at least one token, got padding alone")
+    return chosen, real
+
+
+def _form_entries(number: int, call: AttentionCall) -> list[Entry]:
+    heads = call.query.shape[0]
+    weights = projection_weights(call.module, heads, call.groups)
+    if weights is None:
+        return []
+    form = product_spectrum(weights[0], weights[1])
+    biased = None
+    if len(weights) == 4:
+        biased = product_spectrum(
+            torch.cat((weights[0], weights[2]), 1), torch.cat((weights[1], weights[3]), 1)
+        )
+    entries: list[Entry] = []
+    for head in range(heads):
+        entry: Entry = {"layer": number, "head": head, "level": None}
+        entry |= spectrum_entry(pick(form, head))
+        if biased is not None:
+            one = pick(biased, head)
+            entry["psd_with_bias"] = bool(one.psd)
+            entry |= {"smallest_with_bias": one.smallest, "margin_with_bias": one.margin}
+        entries.append(entry)
+    return entries
