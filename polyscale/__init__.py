@@ -15,6 +15,15 @@ from polyscale.ops.implementations import implementations
 from polyscale.trees import SignalTree
 
 if TYPE_CHECKING:
+    from polyscale import theory
+    from polyscale.data import load_task
+    from polyscale.inject import (
+        inject_hsa,
+        load_injected,
+        plan_injection,
+        restore,
+        save_injected,
+    )
     from polyscale.models import (
         HKTConfig,
         HKTForCausalLM,
@@ -32,21 +41,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Hugging Face models: imported on first use, so that `import polyscale` needs torch alone.
-_MODELS = (
-    "HKTConfig",
-    "HKTForCausalLM",
-    "HKTForSequenceClassification",
-    "HKTForTokenClassification",
-    "HKTModel",
-    "HSAConfig",
-    "HSAForCausalLM",
-    "HSAModel",
-    "HTEConfig",
-    "HTEForClassification",
-    "HTEModel",
-    "collate_trees",
-)
+# Imported on first use, so that `import polyscale` is quick and needs torch alone.
+_LATER = {
+    "polyscale.models": (
+        "HKTConfig",
+        "HKTForCausalLM",
+        "HKTForSequenceClassification",
+        "HKTForTokenClassification",
+        "HKTModel",
+        "HSAConfig",
+        "HSAForCausalLM",
+        "HSAModel",
+        "HTEConfig",
+        "HTEForClassification",
+        "HTEModel",
+        "collate_trees",
+    ),
+    "polyscale.inject": (
+        "inject_hsa",
+        "load_injected",
+        "plan_injection",
+        "restore",
+        "save_injected",
+    ),
+    "polyscale.data": ("load_task",),
+    "polyscale": ("theory",),
+}
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 __all__ = [
     "HKTAttention",
@@ -70,14 +91,24 @@ __all__ = [
     "hsa_energy",
     "hsa_matrix",
     "implementations",
+    "inject_hsa",
+    "load_injected",
+    "load_task",
+    "plan_injection",
+    "restore",
+    "save_injected",
+    "theory",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODELS:
-        return getattr(import_module("polyscale.models"), name)
-    raise AttributeError(f"module 'polyscale' has no attribute {name!r}")
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'polyscale' has no attribute {name!r}")
+    if module == "polyscale":
+        return import_module(f"polyscale.{name}")
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODELS])
+    return sorted([*globals(), *_MODULE_OF])

@@ -184,6 +184,55 @@ def _make_app() -> typer.Typer:
             _show_status(plan(what, preset), output or Path("experiments") / what)
 
     @app.command()
+    def analyze(
+        target: str = typer.Argument(help="Folder of a run, or of any Hugging Face model."),
+        data: str | None = typer.Option(None, help="Text file or task; else that of the run."),
+        output: Path = typer.Option(Path("report.html"), help="Folder, or HTML file."),  # noqa: B008
+        examples: int = typer.Option(8, min=1, help="Samples of a task to look at."),
+        max_length: int = typer.Option(1024, min=1, help="Tokens of a text to look at."),
+        data_dir: Path | None = data_dir_option,
+    ) -> None:
+        """Look into a model: levels, kernel, symmetry, error, normality, attention."""
+        with _one_line_errors():
+            from polyscale.report.analysis.command import run_analyze
+
+            analysis, written = run_analyze(
+                target,
+                data,
+                output,
+                data_dir=data_dir,
+                examples=examples,
+                max_length=max_length,
+                say=lambda text: print(f"{text} ...", flush=True),
+            )
+            for sentence in analysis.get("summary", ()):
+                print(f"- {sentence}")
+            print("Report:", *written)
+
+    @app.command()
+    def inject(
+        model: str = typer.Argument(help="Folder or Hub name of a Hugging Face model."),
+        plan: Path = typer.Option(..., help="Texts to plan with, one a line."),  # noqa: B008
+        output: Path = typer.Option(..., help="Folder for the injected model."),  # noqa: B008
+        budget: float | None = typer.Option(None, help="Share of attention FLOPs to keep (0.5)."),
+        tolerance: float | None = typer.Option(None, help="Tolerated change of the output."),
+    ) -> None:
+        """Make a pretrained model cheaper with HSA, with no training."""
+        with _one_line_errors():
+            from polyscale.inject.command import run_inject
+
+            chosen = run_inject(
+                model,
+                plan,
+                output,
+                budget=budget,
+                tolerance=tolerance,
+                say=lambda text: print(text, flush=True),
+            )
+            print(chosen)
+            print(f"Model: {output}")
+
+    @app.command()
     def bench(
         what: str = typer.Argument(help="What to measure: hkt or hsa."),
         output: Path = typer.Option(Path("benchmarks/results"), help="Folder for the results."),  # noqa: B008

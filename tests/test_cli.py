@@ -169,7 +169,17 @@ def test_the_version_is_that_of_the_package():
 def test_help_names_every_command():
     finished = invoke("--help")
     assert finished.exit_code == 0
-    for command in ("demo", "train", "evaluate", "compare", "reproduce", "status", "bench"):
+    for command in (
+        "demo",
+        "train",
+        "evaluate",
+        "compare",
+        "reproduce",
+        "status",
+        "bench",
+        "analyze",
+        "inject",
+    ):
         assert command in finished.stdout
 
 

@@ -1,0 +1,24 @@
+"""HSA inside pretrained Hugging Face transformers, with no training."""
+
+from polyscale.inject.api import inject_hsa, injected_layers, injected_settings, restore
+from polyscale.inject.flops import AttentionFlops, attention_flops
+from polyscale.inject.plan import Plan, Sensitivity, Step
+from polyscale.inject.search import plan_injection
+from polyscale.inject.settings import HSASettings
+from polyscale.inject.storage import load_injected, save_injected
+
+__all__ = [
+    "AttentionFlops",
+    "HSASettings",
+    "Plan",
+    "Sensitivity",
+    "Step",
+    "attention_flops",
+    "inject_hsa",
+    "injected_layers",
+    "injected_settings",
+    "load_injected",
+    "plan_injection",
+    "restore",
+    "save_injected",
+]

@@ -1,0 +1,99 @@
+"""How many floating-point operations attention takes, with and without a hierarchy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from polyscale.inject.layout import window_tree
+from polyscale.inject.settings import SINK_QUERIES, TIES, HSASettings, check_hierarchy
+from polyscale.trees import SignalTree
+
+
+@dataclass(frozen=True)
+class AttentionFlops:
+    """Operations of one attention layer on one text; a multiply and an add count as two."""
+
+    scores: int  # queries times keys
+    mixing: int  # weights times values
+    pooling: int  # means of queries, keys and values: one addition per entry
+
+    @property
+    def total(self) -> int:
+        return self.scores + self.mixing + self.pooling
+
+
+def attention_flops(
+    length: int,
+    heads: int,
+    dim: int,
+    hierarchy: Sequence[int] | SignalTree | None = None,
+    tie: str = "columns",
+    *,
+    sinks: int = 0,
+    sink_queries: str = "exact",
+    open_blocks: int = 0,
+) -> AttentionFlops:
+    """Count the operations of softmax attention (hierarchy None) or HSA over `length` tokens.
+
+    Projections are not counted, nor exponentials and sums of weights. `dim` is the width of a
+    head; `sinks` how many tokens hang right under the root of a window hierarchy. Causal layers
+    are counted like others: masked scores are computed too, in both kinds of attention. Opened
+    blocks are counted as if each had as many children as any family has.
+
+    >>> attention_flops(512, 12, 64).total
+    805306368
+    >>> attention_flops(512, 12, 64, (16, 16)).total / attention_flops(512, 12, 64).total < 0.08
+    True
+    """
+    for name, number in (("length", length), ("heads", heads), ("dim", dim)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name}: got {number!r}, takes a whole number, 1 or more")
+    if tie not in TIES:
+        raise ValueError(f'tie: got {tie!r}, takes "columns" or "blocks"')
+    if sink_queries not in SINK_QUERIES:
+        raise ValueError(f'sink_queries: got {sink_queries!r}, takes "exact" or "tied"')
+    if hierarchy is None:
+        product = 2 * heads * length * length * dim
+        return AttentionFlops(product, product, 0)
+    if isinstance(sinks, bool) or not isinstance(sinks, int) or not 0 <= sinks <= length:
+        raise ValueError(f"sinks: got {sinks!r}, takes a number of tokens, 0..{length}")
+    tree = check_hierarchy(hierarchy)
+    if isinstance(tree, str):
+        raise ValueError(
+            'hierarchy: got "sentences", whose cost depends on the text; pass the SignalTree of one'
+        )
+    if isinstance(tree, tuple):
+        tree = window_tree(sinks, length - sinks, tree, torch.device("cpu"))
+    elif sinks:
+        raise ValueError("sinks: a given SignalTree says itself which leaves hang under its root")
+    if tree.num_rows != length:
+        raise ValueError(f"hierarchy: got a SignalTree of {tree.num_rows} rows, takes {length}")
+    settings = HSASettings(tree, tie, open_blocks=open_blocks)
+    exact = sinks * length if sink_queries == "exact" else 0
+    return tree_flops(tree, heads, dim, settings, exact)
+
+
+def tree_flops(
+    tree: SignalTree, heads: int, dim: int, settings: HSASettings, exact_pairs: int = 0
+) -> AttentionFlops:
+    """Count the operations of HSA over a tree or a forest, and of some rows without any tie.
+
+    Of the settings, the tie and the opened blocks count.
+    """
+    tie = settings.tie
+    inner = tree.child_count > 0
+    children = tree.child_count[inner]
+    # Who asks in each family: its children, or all leaves below it.
+    asking = children if tie == "blocks" else tree.leaf_count[inner]
+    pairs = int((asking * children).sum()) + exact_pairs
+    if settings.open_blocks and int(inner.sum()) > tree.num_trees:
+        widest = int(tree.child_count[tree.num_trees :].max())
+        pairs += tree.num_leaves * settings.open_blocks * widest
+    # The mean of a root is not needed.
+    pooled = int(children.sum()) - int(tree.child_count[: tree.num_trees].sum())
+    product = 2 * heads * pairs * dim
+    parts = 3 if tie == "blocks" else 2
+    return AttentionFlops(product, product, parts * heads * pooled * dim)

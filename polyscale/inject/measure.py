@@ -1,0 +1,287 @@
+"""Measuring a model on unlabelled inputs: its outputs, its sinks, its distance to a hierarchy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polyscale.inject.api import inject_hsa, restore
+from polyscale.inject.attention import RECORD, Attended, Probe, exact_sinks
+from polyscale.inject.flops import tree_flops
+from polyscale.inject.layout import find_layout
+from polyscale.inject.modules import attention_layers, is_causal
+from polyscale.inject.opening import opened_attention
+from polyscale.inject.settings import HSASettings
+from polyscale.ops.hsa import hsa_energy
+from polyscale.trees import SignalTree
+
+POSITIONS = 16  # tokens of a text whose logits are compared, where each token has its own
+EDGE = 4  # tokens at each end of a text that may be sinks by their position
+SINK = 5.0  # times the attention that an average token gets
+SINK_IDS = 4  # token ids that may be sinks, at most
+
+Batch = dict[str, Any]
+
+
+def make_batches(
+    inputs: Sequence[Any], tokenizer: Any, batch_size: int, max_length: int
+) -> list[Batch]:
+    """Return batches of model inputs from texts, or check those that are given."""
+    if isinstance(inputs, str | Mapping) or not isinstance(inputs, Sequence) or not inputs:
+        raise TypeError(
+            f"texts: got {type(inputs).__name__}, takes a list of texts, or of batches such as "
+            "{'input_ids': ..., 'attention_mask': ...}, with at least one"
+        )
+    if all(isinstance(one, Mapping) for one in inputs):
+        return [dict(one) for one in inputs]
+    if not all(isinstance(one, str) for one in inputs):
+        raise TypeError("texts: takes texts or batches (dicts of tensors), all of one kind")
+    if tokenizer is None:
+        raise ValueError("tokenizer: texts need one; pass tokenizer=..., or batches of token ids")
+    if getattr(tokenizer, "pad_token", True) is None:
+        raise ValueError("tokenizer: has no pad_token; set tokenizer.pad_token")
+    # Texts of like lengths together: less padding.
+    ordered = sorted(inputs, key=len)
+    return [
+        dict(
+            tokenizer(
+                ordered[at : at + batch_size],
+                padding=True,
+                truncation=True,
+                max_length=max_length,
+                return_tensors="pt",
+            )
+        )
+        for at in range(0, len(ordered), batch_size)
+    ]
+
+
+@torch.no_grad()
+def run(model: PreTrainedModel, batch: Batch) -> tuple[str, Tensor]:
+    """Return what is compared of a batch: ("logits", log-probabilities) or ("embedding", ...)."""
+    moved = {
+        name: part.to(model.device) if isinstance(part, Tensor) else part
+        for name, part in batch.items()
+        if name != "labels"
+    }
+    if any(is_causal(module) for module in attention_layers(model)):
+        moved.setdefault("use_cache", False)
+    output = model(**moved)
+    mask = moved.get("attention_mask")
+    logits = getattr(output, "logits", None)
+    if logits is not None:
+        if logits.dim() == 3 and mask is not None and mask.shape == logits.shape[:2]:
+            logits = torch.cat(
+                [_some(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
+            )
+        elif logits.dim() == 3:
+            logits = torch.cat([_some(row) for row in logits])
+        return "logits", F.log_softmax(logits.double(), -1)
+    hidden = output.last_hidden_state.double()  # [B, N, C]
+    share = torch.ones_like(hidden[..., :1]) if mask is None else mask[..., None].double()
+    return "embedding", (hidden * share).sum(1) / share.sum(1).clamp(min=1)
+
+
+def _some(rows: Tensor) -> Tensor:
+    """Return evenly spaced rows, `POSITIONS` at most, the last among them."""
+    count = min(len(rows), POSITIONS)
+    return rows[torch.linspace(0, len(rows) - 1, count).round().long().unique().to(rows.device)]
+
+
+def change(before: Sequence[tuple[str, Tensor]], after: Sequence[tuple[str, Tensor]]) -> float:
+    """Return the mean KL of the logits, or one minus the mean cosine of the embeddings."""
+    found = []
+    for (kind, one), (_, two) in zip(before, after, strict=True):
+        if kind == "logits":
+            found.append((one.exp() * (one - two)).sum(-1).flatten())
+        else:
+            found.append(1 - F.cosine_similarity(one, two, dim=-1))
+    return max(0.0, float(torch.cat(found).mean()))
+
+
+@contextmanager
+def injected(
+    model: PreTrainedModel, layers: Sequence[int] | None, settings: HSASettings
+) -> Iterator[None]:
+    """Inject some layers for a while."""
+    inject_hsa(
+        model,
+        layers,
+        settings.hierarchy,
+        settings.tie,
+        settings.sinks,
+        sink_ids=settings.sink_ids,
+        sink_queries=settings.sink_queries,
+        sentence_ends=settings.sentence_ends,
+        open_blocks=settings.open_blocks,
+    )
+    try:
+        yield
+    finally:
+        restore(model)
+
+
+def watch(model: PreTrainedModel, batches: Sequence[Batch], probe: Probe, tokens: bool) -> None:
+    """Run the model as it is, and show the probe what each layer attends to."""
+    # One family is the original attention, and so is one sentence, which lets token ids through.
+    settings = HSASettings("sentences", sentence_ends=(2**62,)) if tokens else HSASettings(())
+    with injected(model, None, settings):
+        for module in attention_layers(model):
+            getattr(module, RECORD).probe = probe
+        for batch in batches:
+            run(model, batch)
+
+
+class Certificate:
+    """The KL of candidate hierarchies to each layer's attention, and what they cost."""
+
+    def __init__(self, candidates: Sequence[HSASettings]) -> None:
+        self.candidates = list(candidates)
+        self.kl: dict[tuple[int, int], float] = {}  # (candidate, layer) -> nats, summed
+        self.flops: dict[tuple[int, int], int] = {}
+        self.flat: dict[int, int] = {}
+        self.rows: dict[int, int] = {}  # layer -> rows times heads
+
+    @torch.no_grad()
+    def __call__(self, seen: Attended) -> None:
+        """Add one batch of one layer."""
+        batch, heads, length, width = seen.query.shape
+        lengths = [length] * batch if seen.real is None else seen.real.sum(1).tolist()
+        self._add(self.rows, seen.layer, heads * sum(lengths))
+        self._add(self.flat, seen.layer, sum(4 * heads * n * n * width for n in lengths))
+        for number, settings in enumerate(self.candidates):
+            where = number, seen.layer
+            layout = find_layout(settings, seen.real, seen.query, seen.causal, seen.tokens)
+            rows = [layout.to_rows(part) for part in (seen.query, seen.key)]
+            hidden = layout.hidden
+            if layout.forest:
+                rows = [part.transpose(0, 1).flatten(1, 2) for part in rows]
+                hidden = None if hidden is None else hidden.flatten()
+            self._add(self.kl, where, _total_kl(settings, layout.tree, rows, hidden, seen))
+            pruned = layout.tree
+            exact = exact_sinks(settings, layout, seen.causal)
+            if layout.forest:
+                pairs = sum(layout.sinks * n for n in lengths) if exact else 0
+                self._add(
+                    self.flops, where, tree_flops(pruned, heads, width, settings, pairs).total
+                )
+                continue
+            for at, n in enumerate(lengths):
+                if n == 0:
+                    continue
+                tree = pruned if layout.hidden is None else pruned.prune(~layout.hidden[at])
+                pairs = layout.sinks * n if exact else 0
+                self._add(self.flops, where, tree_flops(tree, heads, width, settings, pairs).total)
+
+    @staticmethod
+    def _add(table: dict[Any, Any], key: Any, amount: float) -> None:
+        table[key] = table.get(key, 0) + amount
+
+    def mean_kl(self, candidate: int, layer: int) -> float:
+        """Return the KL per token and head, in nats."""
+        return max(0.0, self.kl[candidate, layer] / max(1, self.rows[layer]))
+
+
+def _total_kl(
+    settings: HSASettings,
+    tree: SignalTree,
+    rows: list[Tensor],
+    hidden: Tensor | None,
+    seen: Attended,
+) -> float:
+    """Return the KL to softmax, summed over rows and heads, by the certificate."""
+    query, key = rows
+    options: dict[str, Any] = {
+        "causal": seen.causal,
+        "key_padding_mask": hidden,
+        "scale": seen.scale,
+    }
+    energy = hsa_energy(query, key, tree, tie=settings.tie, **options)
+    assert energy.kl is not None
+    if not settings.open_blocks:
+        return float(energy.kl.sum())
+    assert energy.log_partition is not None
+    _, sums = opened_attention(query, key, key, tree, settings.open_blocks, **options)
+    gap = energy.log_partition - sums
+    return float(gap.masked_fill(sums == -torch.inf, 0.0).sum())
+
+
+class SinkFinder:
+    """Collects how much attention tokens get, by their position and by their id."""
+
+    def __init__(self) -> None:
+        # (layer, position or id) -> [attention received in units of the average, times seen]
+        self.places: dict[tuple[int, int], list[float]] = {}
+        self.ids: dict[tuple[int, int], list[float]] = {}
+        self.causal = False
+        self.tokens = 0
+
+    @torch.no_grad()
+    def __call__(self, seen: Attended) -> None:
+        """Add one batch of one layer."""
+        self.causal = self.causal or seen.causal
+        for at in range(len(seen.query)):
+            real = slice(None) if seen.real is None else seen.real[at]
+            query, key = seen.query[at][:, real].float(), seen.key[at][:, real].float()
+            scores = seen.scale * query @ key.mT  # [H, n, n]
+            length = scores.shape[-1]
+            if length < 4 * EDGE:
+                continue
+            average = torch.full((length, 1), 1 / length, device=scores.device)
+            if seen.causal:
+                later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+                scores = scores.masked_fill(later, -torch.inf)
+                average = 1 / torch.arange(1, length + 1, device=scores.device)[:, None]
+            share = (scores.softmax(-1) / average).mean(0)  # [n, n]
+            asked = torch.full((length,), length, device=scores.device)
+            if seen.causal:
+                asked = torch.arange(length, 0, -1, device=scores.device)
+            received = (share.sum(0) / asked).tolist()
+            for place in (*range(EDGE), *range(-EDGE, 0)):
+                _note(self.places, (seen.layer, place), received[place])
+            if seen.tokens is not None:
+                ids = seen.tokens.ids[at][real].tolist()
+                self.tokens += length
+                for number, amount in zip(ids[EDGE:-EDGE], received[EDGE:-EDGE], strict=True):
+                    _note(self.ids, (seen.layer, number), amount)
+
+    def found(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the positions and the token ids that some layer attends to far above average."""
+        best = _best(self.places)
+        places = [place for place, (amount, _) in best.items() if amount > SINK]
+        if self.causal:
+            prefix = 0
+            while prefix < EDGE and prefix in places:
+                prefix += 1
+            return tuple(range(max(1, prefix))), ()
+        ids = {
+            number: amount
+            for number, (amount, times) in _best(self.ids).items()
+            # Rare ones are chance, and many of them would cost more than they help.
+            if amount > SINK and times >= 8 and times <= 0.05 * self.tokens
+        }
+        chosen = sorted(ids, key=ids.__getitem__, reverse=True)[:SINK_IDS]
+        return tuple(sorted(places, key=lambda place: (place < 0, place))), tuple(sorted(chosen))
+
+
+def _note(table: dict[tuple[int, int], list[float]], key: tuple[int, int], amount: float) -> None:
+    entry = table.setdefault(key, [0.0, 0])
+    entry[0] += amount
+    entry[1] += 1
+
+
+def _best(table: dict[tuple[int, int], list[float]]) -> dict[int, tuple[float, float]]:
+    """Return, over all layers, the largest mean and how often the token was seen."""
+    best: dict[int, tuple[float, float]] = {}
+    for (_, name), (total, times) in table.items():
+        best[name] = max(best.get(name, (0.0, 0)), (total / times, times))
+    return best
+
+
+Say = Callable[[str], None]

@@ -1,0 +1,87 @@
+"""Finding the attention layers of a Hugging Face model, and refusing those HSA cannot serve."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+# Attributes of attention modules that change the attention, and why they are refused.
+REFUSED_ATTRIBUTES = {
+    "attn_logit_softcapping": "its scores are soft-capped (softcap), and HSA pools the scores of a "
+    "block before any cap",
+    "sinks": "it has learned attention sinks (s_aux) in its softmax, which no leaf stands for",
+    "has_relative_attention_bias": "it adds a relative position bias to its scores, which a pooled "
+    "key has no single value of",
+    "relative_attention_bias": "it adds a relative position bias to its scores, which a pooled key "
+    "has no single value of",
+}
+
+
+def uses_interface(module: nn.Module) -> bool:
+    """Whether a module looks its attention function up by name, as injection needs."""
+    forward = inspect.unwrap(type(module).forward)
+    names = getattr(getattr(forward, "__code__", None), "co_names", ())
+    return "ALL_ATTENTION_FUNCTIONS" in names and hasattr(module, "config")
+
+
+def attention_layers(model: Any) -> list[nn.Module]:
+    """Return the self-attention modules of a model in their order, or say why there are none."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"model: got {type(model).__name__}, takes a Hugging Face model (PreTrainedModel)"
+        )
+    name = type(model).__name__
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False) or getattr(
+        config, "add_cross_attention", False
+    ):
+        raise ValueError(
+            f"model: {name} has cross-attention, which HSA, a self-attention, cannot replace; "
+            "takes encoders and decoders without it"
+        )
+    found = [module for module in model.modules() if uses_interface(module)]
+    if not found:
+        raise ValueError(
+            f"model: {name} does not use the attention interface of transformers (its attention "
+            "is written out in its own code, as in Longformer and BigBird), so nothing can be put "
+            "in its place"
+        )
+    return found
+
+
+def choose_layers(layers: Sequence[int] | None, count: int) -> list[int]:
+    """Return layer numbers from 0, negative ones counted from the end; None is all."""
+    if layers is None:
+        return list(range(count))
+    if isinstance(layers, str) or not isinstance(layers, Sequence | set | frozenset | range):
+        raise TypeError(f"layers: got {layers!r}, takes a sequence of layer numbers, or None")
+    chosen = set()
+    for number in layers:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"layers: got {number!r}, takes whole numbers")
+        if not -count <= number < count:
+            raise ValueError(
+                f"layers: got {number}, takes 0..{count - 1} (counted from 0), or -1..-{count} "
+                "from the end"
+            )
+        chosen.add(number % count)
+    if not chosen:
+        raise ValueError("layers: got none, takes at least one layer, or None for all")
+    return sorted(chosen)
+
+
+def check_module(module: nn.Module, number: int) -> None:
+    """Refuse a layer whose attention HSA would change without being asked to."""
+    for name, reason in REFUSED_ATTRIBUTES.items():
+        value = getattr(module, name, None)
+        if value is not None and value is not False:
+            raise ValueError(f"layers: layer {number} cannot be served by HSA: {reason}")
+
+
+def is_causal(module: nn.Module) -> bool:
+    """Whether the layer attends to earlier tokens only, unless a mask says otherwise."""
+    return bool(getattr(module, "is_causal", True))

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, BertForMaskedLM, BertModel, PreTrainedModel
+
+from polyscale.inject import inject_hsa, injected_settings, load_injected, restore, save_injected
+from polyscale.inject.storage import FILE
+from polyscale.trees import SignalTree
+from tests.inject.models import bert, llama, logits, text
+
+
+def assert_same(one: PreTrainedModel, other: PreTrainedModel) -> None:
+    """The same weights, bit for bit, and the same logits but for how memory is aligned."""
+    weights = other.state_dict()
+    assert all(torch.equal(part, weights[name]) for name, part in one.state_dict().items())
+    found, expected = (logits(model, input_ids=text()) for model in (one, other))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_a_saved_model_loads_with_its_injection(tmp_path: Path) -> None:
+    model = inject_hsa(bert(), layers=[0], hierarchy=(2, 3), tie="blocks", sinks=(0,))
+    inject_hsa(model, layers=[2], hierarchy="sentences", sentence_ends=(7, 8), sink_ids=(9,))
+    save_injected(model, tmp_path)
+    again = load_injected(tmp_path)
+    assert isinstance(again, BertForMaskedLM)
+    assert injected_settings(again) == injected_settings(model)
+    assert_same(again, model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["config.json", "model.safetensors", FILE]
+    )
+
+
+def test_the_folder_loads_without_polyscale_as_the_model_it_was(tmp_path: Path) -> None:
+    model = inject_hsa(bert(), hierarchy=(2, 2))
+    save_injected(model, tmp_path)
+    plain = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert_same(plain, restore(model))
+
+
+def test_given_trees_and_other_classes_and_decoders_are_saved_too(tmp_path: Path) -> None:
+    model = inject_hsa(bert(), layers=[1], hierarchy=SignalTree.from_windows(21, (4,)))
+    save_injected(model, tmp_path / "tree")
+    again = load_injected(tmp_path / "tree")
+    assert_same(again, model)
+    base = load_injected(tmp_path / "tree", BertModel)
+    assert list(injected_settings(base)) == [1]
+    decoder = inject_hsa(llama(), hierarchy=(2, 2))
+    save_injected(decoder, tmp_path / "llama")
+    again = load_injected(tmp_path / "llama")
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": -1}
+    assert torch.equal(again.generate(text(), **options), decoder.generate(text(), **options))
+
+
+def test_a_model_without_injection_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no layer is injected"):
+        save_injected(bert(), tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
+    bert().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"has no {FILE}"):
+        load_injected(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "does not say that its format"),
+        ({"version": 2}, "has version 2, takes 1"),
+        ({"groups": 3}, "takes layers and settings"),
+        ({"groups": [{"layers": [0], "settings": {"tie": "blocks"}}]}, "takes layers and settings"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, change: dict, message: str) -> None:
+    save_injected(inject_hsa(bert()), tmp_path)
+    data = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps({**data, **change}))
+    with pytest.raises(ValueError, match=message):
+        load_injected(tmp_path)
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        load_injected(tmp_path)
+
+
+def test_a_tree_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
+    SignalTree.from_windows(21).save(tmp_path / "tree_0.json")
+    folder = tmp_path / "model"
+    save_injected(inject_hsa(bert()), folder)
+    data = json.loads((folder / FILE).read_text())
+    data["groups"][0]["settings"]["hierarchy"] = "tree_/../../tree_0.json"
+    (folder / FILE).write_text(json.dumps(data))
+    with pytest.raises(FileNotFoundError, match=r"model.tree_0.json"):
+        load_injected(folder)
