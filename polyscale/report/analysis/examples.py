@@ -1,0 +1,158 @@
+"""What a model is analysed on: a text file, or samples of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyscale._extras import require
+from polyscale.data.tasks import load_task
+
+_BYTES_AND_PADDING = 257  # the tasks: id = byte + 1
+# These give the first token the position after that of padding.
+_COUNT_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
+_BYT5 = 259  # ByT5Tokenizer(extra_ids=0): id = byte + 3
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A batch as the model takes it; tokens and text belong to its first entry."""
+
+    batch: dict[str, Any]
+    tokens: Sequence[str] | None
+    text: str | None
+    source: str
+    notes: list[str] = field(default_factory=list)
+
+
+def read_text(path: Path, folder: Path, model: Any, max_length: int) -> Examples:
+    """The beginning of a text file, in the tokens of the model."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data takes a UTF-8 text file; {path} is none: {error}") from error
+    if not text.strip():
+        raise ValueError(f"data takes a text file with at least one word; {path} is empty")
+    limit = min(max_length, _longest(model.config) or max_length)
+    if any(folder.glob("tokenizer*")) or (folder / "vocab.txt").is_file():
+        ids, tokens, shown, total = _tokenize(text, folder, limit)
+    else:
+        ids, tokens, shown, total = _bytes(text, folder, model.config, limit)
+    notes = [f"The text is cut to its first {limit} of {total} tokens."] if total > limit else []
+    batch = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
+    return Examples(batch, tokens, shown, path.name, notes)
+
+
+def _longest(config: Any) -> int | None:
+    if getattr(config, "positions", "learned") != "learned":
+        return None
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    if longest is not None and config.model_type in _COUNT_AFTER_PADDING:
+        longest -= config.pad_token_id + 1
+    return longest
+
+
+def _tokenize(text: str, folder: Path, limit: int) -> tuple[Tensor, list[str], str, int]:
+    transformers: Any = require("transformers", "hf", "an analysis")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    total = len(tokenizer(text, verbose=False)["input_ids"])
+    ids = tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+    shown = tokenizer.decode(ids, skip_special_tokens=True)
+    return torch.tensor(ids), tokenizer.convert_ids_to_tokens(ids), shown, total
+
+
+def _bytes(text: str, folder: Path, config: Any, limit: int) -> tuple[Tensor, list[str], str, int]:
+    coded = text.encode("utf-8")
+    shown = coded[:limit]
+    size = getattr(config, "vocab_size", None)
+    if size == _BYT5:
+        transformers: Any = require("transformers", "hf", "an analysis")
+        tokenizer = transformers.ByT5Tokenizer(extra_ids=0)
+        whole = shown.decode("utf-8", errors="ignore")  # not half a letter at the end
+        ids = torch.tensor(tokenizer(whole, add_special_tokens=False)["input_ids"])
+        shown = whole.encode("utf-8")
+    elif size == _BYTES_AND_PADDING:
+        ids = torch.tensor(list(shown)) + 1
+    else:
+        raise ValueError(
+            f"data: {folder} has no tokenizer, and with vocab_size={size} its tokens are not bytes "
+            f"({_BYT5} or {_BYTES_AND_PADDING}); give the name of its task instead of a text file"
+        )
+    return ids, list(map(_byte_name, shown)), shown.decode("utf-8", errors="replace"), len(coded)
+
+
+def _byte_name(byte: int) -> str:
+    return chr(byte) if byte < 128 else f"<{byte:02x}>"
+
+
+def read_task(
+    name: str,
+    folder: Path,
+    model: Any,
+    examples: int,
+    data_dir: Path | str | None,
+    task_options: Mapping[str, Any] | None = None,
+) -> Examples:
+    """The first test samples of a task, with the options of the run in `folder` if it is its."""
+    options: dict[str, Any] = {}
+    run = None
+    if (folder / "config.yaml").is_file():
+        from polyscale.training.config import RunConfig
+
+        run = RunConfig.from_yaml(folder / "config.yaml")
+        if run.task == name:
+            options = {**run.task_options, "seed": run.data_seed}
+    task = load_task(name, data_dir, **{**options, **(task_options or {})})
+    if model.config.model_type == "hte":
+        if run is None or run.task != name:
+            raise ValueError(
+                f"data: {folder} is a model over trees; {name} is no task of its run "
+                "(config.yaml), so there are no trees to put its samples in"
+            )
+        from polyscale.training.builders import model_for_task
+
+        task = model_for_task(run.model, run.model_options, task).data
+    split = task.test
+    count = min(examples, len(split))
+    if count == 0:
+        raise ValueError(f"data: the test split of {name} is empty")
+    samples = [split[index] for index in range(count)]
+    _check_fit(name, model.config, samples)
+    batch = {key: value for key, value in task.collate(samples).items() if key != "labels"}
+    return Examples(batch, _names(split, samples[0]), split.text(0), f"{name} (test)")
+
+
+def _check_fit(name: str, config: Any, samples: list[dict[str, Tensor]]) -> None:
+    size = getattr(config, "vocab_size", None)
+    channels = getattr(config, "input_channels", None)
+    if config.model_type == "hte":
+        return  # its modalities name their own sizes
+    if ("input_values" in samples[0]) != (channels is not None):
+        kind = "numbers" if channels is not None else "tokens"
+        raise ValueError(f"data: the model takes {kind}, and {name} has none")
+    if channels is None and size is not None:
+        top = max(int(sample["input_ids"].max()) for sample in samples)
+        if top >= size:
+            raise ValueError(f"data: {name} has token {top}, the model takes 0 to {size - 1}")
+
+
+def _names(split: Any, sample: dict[str, Tensor]) -> list[str] | None:
+    """Names of the tokens, if they have any."""
+    ids = sample.get("input_ids")
+    if ids is None:
+        return None
+    decode = getattr(split, "decode", None)
+    if decode is None:
+        return [str(number) for number in ids.tolist()]
+    names = [decode([number]) for number in ids.tolist()]
+    return [
+        _byte_name(number - 1) if "\ufffd" in name else name
+        for name, number in zip(names, ids.tolist(), strict=True)
+    ]

@@ -1,0 +1,43 @@
+"""The report on disk: the page, and the same content as JSON beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from polyscale.report.analysis.page import analysis_page
+
+PAGE_NAME = "report.html"
+DATA_NAME = "report.json"
+
+
+def write_analysis(analysis: dict[str, Any], output: Path) -> list[Path]:
+    """Write the page and its JSON; return both paths, the page first.
+
+    `output` is a folder (for `report.html` and `report.json`) or the name of an HTML file, whose
+    JSON then goes beside it. Files appear whole or not at all; an OSError passes through.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = write_analysis({"meta": {"title": "A model"}}, Path(folder))
+    >>> [path.name for path in written]
+    ['report.html', 'report.json']
+    """
+    if output.suffix.lower() in (".html", ".htm") and not output.is_dir():
+        page, data = output, output.with_suffix(".json")
+    else:
+        page, data = output / PAGE_NAME, output / DATA_NAME
+    contents = {
+        page: analysis_page(analysis),
+        data: json.dumps(analysis, allow_nan=False, separators=(",", ":")) + "\n",
+    }
+    page.parent.mkdir(parents=True, exist_ok=True)
+    # All are written in full before the first takes its place, so that the two belong together.
+    with tempfile.TemporaryDirectory(dir=page.parent, prefix=".unfinished-") as unfinished:
+        for path, content in contents.items():
+            (Path(unfinished) / path.name).write_text(content, encoding="utf-8")
+        for path in contents:
+            os.replace(Path(unfinished) / path.name, path)
+    return [page, data]
