@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from polyscale.bench.hkt_limits import attention_flops, bytes_per_token, step_flops
 from polyscale.bench.peers import peers, positions_seen
 from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
 from polyscale.layers.hkt import HKTAttention
 from polyscale.ops.hkt.api import hkt_attention
-from polyscale.ops.hkt.cost import score_flop_ratio
 from polyscale.ops.hkt.layout import level_length
 from polyscale.ops.implementations import implementations
 
@@ -127,21 +127,9 @@ def compare_operation(
         "hkt_seconds": seconds["hkt"],
         "sdpa_seconds": seconds["sdpa"],
         "ratio": seconds["hkt"] / seconds["sdpa"],
-        "gigaflops": _flops(shape, grad) / seconds["hkt"] / 1e9,
-        "sdpa_gigaflops": _flops(shape, grad, levels=1) / seconds["sdpa"] / 1e9,
+        "gigaflops": attention_flops(shape, grad, LEVELS) / seconds["hkt"] / 1e9,
+        "sdpa_gigaflops": attention_flops(shape, grad, levels=1) / seconds["sdpa"] / 1e9,
     }
-
-
-def _flops(shape: Shape, grad: bool, levels: int = LEVELS) -> float:
-    """What the causal products need: scores at every level, and values at the fine one.
-
-    The backward pass takes five products of the same kind for the forward's two: scores again,
-    dQ, dK at every level; dV and dP at the fine one.
-    """
-    batch, heads, length, width = shape
-    one = batch * heads * length * length * width  # half of 2 T^2 D: causal
-    scores = score_flop_ratio(levels, length)
-    return one * (scores + 1) + (one * (3 * scores + 2) if grad else 0)
 
 
 def _inputs(shape: Shape) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
@@ -174,12 +162,16 @@ def compare_training(batch: int, length: int, rounds: int = 9) -> Row:
 
         steps[name] = step
     seconds = best_seconds(steps, rounds)
+    flops = {"hkt": step_flops(batch, length, LEVELS), "standard": step_flops(batch, length, 1)}
     return {
         "batch": batch,
         "length": length,
         "hkt_seconds": seconds["hkt"],
         "standard_seconds": seconds["standard"],
         "ratio": seconds["hkt"] / seconds["standard"],
+        "flop_ratio": flops["hkt"] / flops["standard"],
+        "hkt_gigaflops": flops["hkt"] / seconds["hkt"] / 1e9,
+        "standard_gigaflops": flops["standard"] / seconds["standard"] / 1e9,
     }
 
 
@@ -189,7 +181,7 @@ def compare_decoding(context: int, tokens: int = 32, rounds: int = 9) -> Row:
 
     from polyscale.models import HKTConfig, HKTForCausalLM
 
-    found = {}
+    found, read = {}, {}
     prompt = torch.randint(3, 259, (1, context))
     states: dict[str, tuple[Any, Any]] = {}
     with torch.no_grad():
@@ -206,6 +198,7 @@ def compare_decoding(context: int, tokens: int = 32, rounds: int = 9) -> Row:
             model(prompt, past_key_values=cache, logits_to_keep=1)
             states[name] = model, cache
             found[name] = float("inf")
+            read[name] = bytes_per_token(model, context)
         for _ in range(rounds + 1):
             for name, (model, cache) in states.items():
                 begin = time.perf_counter()
@@ -217,6 +210,9 @@ def compare_decoding(context: int, tokens: int = 32, rounds: int = 9) -> Row:
         "hkt_tokens_per_second": tokens / found["hkt"],
         "standard_tokens_per_second": tokens / found["standard"],
         "ratio": found["standard"] / found["hkt"],
+        "bandwidth_ratio": read["standard"] / read["hkt"],
+        "hkt_gigabytes_per_second": read["hkt"] * tokens / found["hkt"] / 1e9,
+        "standard_gigabytes_per_second": read["standard"] * tokens / found["standard"] / 1e9,
     }
 
 
@@ -308,29 +304,34 @@ def to_markdown(result: dict[str, Any]) -> str:
         "",
         f"## A training step of a small transformer, {result['levels']} levels against one",
         "",
-        f"Asked for: at most {TRAINING_BAR}.",
+        f"Asked for: at most {TRAINING_BAR}. FLOPs: the ratio of the matrix products alone, what a "
+        "step would cost if everything else were free.",
         "",
-        "| batch | T | HKT | standard | ratio |",
-        "|---|---|---|---|---|",
+        "| batch | T | HKT | standard | ratio | FLOPs | HKT GFLOP/s | standard GFLOP/s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in result["training"]:
         lines.append(
             f"| {row['batch']} | {row['length']:,} | {_milli(row['hkt_seconds'])} | "
-            f"{_milli(row['standard_seconds'])} | {row['ratio']:.2f} |"
+            f"{_milli(row['standard_seconds'])} | {row['ratio']:.2f} | {row['flop_ratio']:.2f} | "
+            f"{row['hkt_gigaflops']:.0f} | {row['standard_gigaflops']:.0f} |"
         )
     lines += [
         "",
         "## Decoding with a cache, tokens per second",
         "",
-        f"Asked for: at least {DECODE_BAR} at 8,192.",
+        f"Asked for: at least {DECODE_BAR} at 8,192. Bytes: the ratio of what a token must read "
+        "(weights, keys of every level, values), which is the limit where memory is.",
         "",
-        "| context | HKT | standard | ratio |",
-        "|---|---|---|---|",
+        "| context | HKT | standard | ratio | bytes | HKT GB/s | standard GB/s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in result["decoding"]:
         lines.append(
             f"| {row['context']:,} | {row['hkt_tokens_per_second']:,.0f} | "
-            f"{row['standard_tokens_per_second']:,.0f} | {row['ratio']:.2f} |"
+            f"{row['standard_tokens_per_second']:,.0f} | {row['ratio']:.2f} | "
+            f"{row['bandwidth_ratio']:.2f} | {row['hkt_gigabytes_per_second']:.1f} | "
+            f"{row['standard_gigabytes_per_second']:.1f} |"
         )
     peak = result["peak_bytes"]
     lines += [

@@ -52,12 +52,26 @@ class RowCache(ABC):
 
 def append(kept: Tensor, new: Tensor, start: Tensor, room: int) -> Tensor:
     """Write `new` `[B, H, N, D]` into `kept` at `start` `[B]`, making room where needed."""
-    room = max(room, kept.shape[2])
-    if room > kept.shape[2]:
-        # Half as much again, so that growing costs a constant per token.
-        kept = F.pad(kept, (0, 0, 0, room + room // 2 - kept.shape[2]))
+    kept = _with_room(kept, room)
     index = start[:, None] + torch.arange(new.shape[2], device=new.device)  # [B, N]
     index = index[:, None, :, None].expand_as(new)
     if torch.is_grad_enabled():
         return kept.scatter(2, index, new)
     return kept.scatter_(2, index, new)
+
+
+def append_together(kept: Tensor, new: Tensor, start: int) -> Tensor:
+    """The same where all rows start at one place: a plain copy."""
+    end = start + new.shape[2]
+    kept = _with_room(kept, end)
+    if torch.is_grad_enabled():
+        return torch.cat((kept[:, :, :start], new, kept[:, :, end:]), dim=2)
+    kept[:, :, start:end] = new
+    return kept
+
+
+def _with_room(kept: Tensor, room: int) -> Tensor:
+    if room <= kept.shape[2]:
+        return kept
+    # Half as much again, so that growing costs a constant per token.
+    return F.pad(kept, (0, 0, 0, room + room // 2 - kept.shape[2]))

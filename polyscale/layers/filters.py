@@ -67,12 +67,17 @@ class CausalFilter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Filter whole sequences that start at column 0: `[B, ceil(T / stride), C]`."""
-        length = x.shape[1]
-        padded = F.pad(x, (0, 0, self.width - 1, 0))
-        last = self.width - 1
-        return self._combine(
-            [padded[:, last - tap : last - tap + length : self.stride] for tap in range(self.width)]
-        )
+        history = self.width - 1
+        return self.slide(F.pad(x, (0, 0, history, 0)), history, -(-x.shape[1] // self.stride))
+
+    def slide(self, x: Tensor, first: int, count: int) -> Tensor:
+        """Filter where the newest taps are `x[:, first + stride * i]` for `i < count`.
+
+        `first` is at least `width - 1`: the older taps must be there, too.
+        """
+        reach = self.stride * (count - 1) + 1 if count else 0
+        newest = range(first, first - self.width, -1)
+        return self._combine([x[:, start : start + reach : self.stride] for start in newest])
 
     def at(self, x: Tensor, index: Tensor, position: Tensor | None = None) -> Tensor:
         """Filter where the newest tap is `x[b, index[b, n]]`: `[B, N, C]`.
@@ -90,11 +95,20 @@ class CausalFilter(nn.Module):
     def _combine(self, taps: list[Tensor]) -> Tensor:
         if self.weight is None:
             return torch.stack(taps).mean(0)
-        terms = [
-            torch.matmul(tap, weight) if self.mode == "dense" else tap * weight
-            for tap, weight in zip(taps, self.weight, strict=True)
-        ]
-        return torch.stack(terms).sum(0) if len(terms) > 2 else sum(terms[1:], terms[0])
+        if self.mode == "dense":
+            return torch.matmul(torch.cat(taps, dim=-1), self.weight.flatten(0, 1))
+        total = taps[0] * self.weight[0]
+        for tap, weight in zip(taps[1:], self.weight[1:], strict=True):
+            total = torch.addcmul(total, tap, weight)
+        return total
+
+    def tap_weights(self, x: Tensor) -> Tensor | None:
+        """One weight per tap and channel, `[width, C]`; None if it takes a matrix per tap."""
+        if self.mode == "dense":
+            return None
+        if self.weight is not None:
+            return self.weight
+        return x.new_full((self.width, self.channels), 1.0 / self.width)
 
     def extra_repr(self) -> str:
         """Shown by print."""

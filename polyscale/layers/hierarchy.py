@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from polyscale.layers.filters import CausalFilter, take
 from polyscale.ops.hkt.layout import PackedLayout, level_length
+from polyscale.ops.hkt.native import downsample as native
 
 
 class Hierarchy(nn.Module):
@@ -36,12 +37,38 @@ class Hierarchy(nn.Module):
 
     def forward(self, x: Tensor, packed: PackedLayout | None = None) -> list[Tensor]:
         """The input `[B, T, C]` at every level, `[B, T_l, C]`; sequences begin at column 0."""
+        fine, coarse, sizes = self.fine_and_coarse(x, packed)
+        return [fine] if coarse is None else [fine, *coarse.split(sizes, dim=1)]
+
+    def fine_and_coarse(
+        self, x: Tensor, packed: PackedLayout | None = None, fused: bool = True
+    ) -> tuple[Tensor, Tensor | None, list[int]]:
+        """Level 0 `[B, T, C]`, the levels above it one after the other, and their lengths.
+
+        `fused` lets the native kernel do it where it can; it has first derivatives only.
+        """
         if packed is not None:
-            return self._forward_packed(x, packed)
-        inputs = [x if self.input_filter is None else self.input_filter(x)]
-        for downsample in self.downsamplers:
-            inputs.append(downsample(inputs[-1]))
-        return inputs
+            fine, *levels = self._forward_packed(x, packed)
+            return fine, torch.cat(levels, dim=1) if levels else None, _lengths(levels)
+        fine = x if self.input_filter is None else self.input_filter(x)
+        if not self.downsamplers:
+            return fine, None, []
+        weights = self._tap_weights(x) if fused else None
+        if weights is not None and native.takes(fine, weights):
+            sizes = [level_length(x.shape[1], level) for level in range(1, self.levels)]
+            return fine, native.downsample(fine, weights), sizes
+        levels = [fine]
+        for downsample in self._downsamplers():
+            levels.append(downsample(levels[-1]))
+        return fine, torch.cat(levels[1:], dim=1), _lengths(levels[1:])
+
+    def _tap_weights(self, x: Tensor) -> Tensor | None:
+        """`[L - 1, width, C]`; None if some filter takes matrices, or they differ in width."""
+        weights = [downsample.tap_weights(x) for downsample in self._downsamplers()]
+        present = [weight for weight in weights if weight is not None]
+        if len(present) < len(weights) or len({len(weight) for weight in present}) > 1:
+            return None
+        return torch.stack(present)
 
     def _forward_packed(self, x: Tensor, packed: PackedLayout) -> list[Tensor]:
         inputs = [x]
@@ -63,6 +90,33 @@ class Hierarchy(nn.Module):
             filled = (lengths + (2**level - 1)) >> level
             tails.append(_last(inputs[level], filled, downsample.width - 1))
         return tails
+
+    def advance(
+        self, x: Tensor, tails: list[Tensor], seen: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Go on after `seen` tokens in every row with `x` `[B, Q, C]`.
+
+        Returns the new entries `[B, Q_l, C]` of the levels that gain any, and the tails. Level l
+        gains one every `2**l` tokens, so mostly there is little to do.
+        """
+        tails, entries = list(tails), [x]
+        number = 0
+        if self.input_filter is not None:
+            extended, tails[0] = _extended(tails[0], x)
+            history = self.input_filter.width - 1
+            entries = [self.input_filter.slide(extended, history, x.shape[1])]
+            number = 1
+        for downsample in self._downsamplers():
+            new = entries[-1].shape[1]
+            extended, tails[number] = _extended(tails[number], entries[-1])
+            opened = (seen + 1) >> 1
+            gained = ((seen + new + 1) >> 1) - opened
+            if not gained:
+                break
+            newest_tap = 2 * opened - seen + downsample.width - 1
+            entries.append(downsample.slide(extended, newest_tap, gained))
+            seen, number = opened, number + 1
+        return entries, tails
 
     def extend(
         self, x: Tensor, tails: list[Tensor], seen: Tensor, count: Tensor
@@ -96,6 +150,16 @@ class Hierarchy(nn.Module):
 
     def _downsamplers(self) -> list[CausalFilter]:
         return list(self.downsamplers)  # type: ignore[arg-type]
+
+
+def _lengths(levels: list[Tensor]) -> list[int]:
+    return [level.shape[1] for level in levels]
+
+
+def _extended(tail: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """The new entries after the last old ones, and as many of the last of both."""
+    extended = torch.cat((tail, new), dim=1)
+    return extended, extended[:, extended.shape[1] - tail.shape[1] :]
 
 
 def _last(x: Tensor, lengths: Tensor, size: int) -> Tensor:

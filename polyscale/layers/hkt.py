@@ -1,17 +1,18 @@
 """HKT self-attention as a layer."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polyscale.layers.hierarchy import Hierarchy
 from polyscale.layers.hkt_cache import HKTCache
-from polyscale.layers.hkt_options import check_options, fixed_weights
+from polyscale.layers.hkt_options import check_cache, check_input, check_options, fixed_weights
+from polyscale.layers.hkt_steps import continue_ragged, continue_together, start_cache
 from polyscale.layers.positions import rotate
-from polyscale.ops.hkt.api import attend, check_cu_seqlens, check_padding_mask, implementation
-from polyscale.ops.hkt.decode import hkt_decode
+from polyscale.layers.projections import project
+from polyscale.ops.hkt.api import attend, attend_projected, implementation
 from polyscale.ops.hkt.layout import PackedLayout, Padding, level_length
 from polyscale.ops.hkt.reference import (
     accumulation_dtype,
@@ -27,6 +28,14 @@ class HKTDetails(NamedTuple):
     level_weights: Tensor  # [H, L]
     level_scores: list[Tensor]  # per level [B, H, T_l, T_l], real tokens lined up at the start
     attention: Tensor  # [B, H, T, T], by column; rows and columns of padding are zero
+
+
+class Levels(NamedTuple):
+    """Queries and keys per level, and the values of levels that give any, `[B, H, T_l, D]`."""
+
+    queries: list[Tensor]
+    keys: list[Tensor]
+    values: list[Tensor]
 
 
 class HKTAttention(nn.Module):
@@ -144,7 +153,9 @@ class HKTAttention(nn.Module):
             return_details: also return level weights, scores and the attention matrix (dense).
             lengths: `[B]`, instead of a mask where all padding is on the right.
         """
-        self._check_input(x, cache, return_details, key_padding_mask, cu_seqlens, lengths)
+        check_input(x, self.d_model, key_padding_mask, cu_seqlens, lengths)
+        if cache is not None:
+            check_cache(self.causal, cu_seqlens, return_details)
         padding = None
         if key_padding_mask is not None:
             padding = Padding.from_mask(key_padding_mask)
@@ -154,7 +165,11 @@ class HKTAttention(nn.Module):
             x = x.masked_fill((position >= lengths[:, None])[..., None], 0.0)
         details = None
         if cache is not None and not cache.is_empty:
-            attended = self._continue(x, cache, lengths)
+            cache.check_batch(x.shape[0])
+            if cache.together and lengths is None:
+                attended = continue_together(self, x, cache)
+            else:
+                attended = continue_ragged(self, x, cache, lengths)
         else:
             attended, details = self._whole(x, lengths, cu_seqlens, cache, return_details)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))
@@ -184,208 +199,106 @@ class HKTAttention(nn.Module):
         packed = None
         if cu_seqlens is not None:
             packed = PackedLayout.from_cu_seqlens(cu_seqlens, self.levels)
-        inputs = self.hierarchy(x, packed)
-        numbers, indices = _blocks(x, self.levels, packed)
-        queries, keys = self._queries_and_keys(inputs, numbers)
-        values = self._values(inputs)
-        coarse = [v[:, :, i] for v, i in zip(values[1:], indices[1 : len(values)], strict=True)]
-        value = self._merge_values([values[0], *coarse])
-        weights, bias = self.level_weights, list(self.relative_bias) or None
-        attended = attend(
-            queries,
-            keys,
-            value,
-            weights,
-            causal=self.causal,
-            lengths=lengths,
-            packed=packed,
-            relative_bias=bias,
-            impl=self.impl,
+        fine_input, coarse_input, sizes = self.hierarchy.fine_and_coarse(
+            x, packed, fused=self.impl in ("auto", "native")
         )
+        numbers, indices = _blocks(x, self.levels, packed)
+        positions = [number * 2**level for level, number in enumerate(numbers)]
+        fine = project(fine_input, self.projections(0, values=True))
+        levels = self.split(fine, [x.shape[1]], positions[:1])
+        coarse = None
+        if coarse_input is not None:
+            coarse = self._project_coarse(coarse_input, sizes)
+            above = self.split(coarse, sizes, positions[1:])
+            levels = Levels(*(low + high for low, high in zip(levels, above, strict=True)))
+        coarse_values = zip(levels.values[1:], indices[1 : len(levels.values)], strict=True)
+        value = self.merge_values([levels.values[0], *(v[:, :, i] for v, i in coarse_values)])
+        weights, bias = self.level_weights, list(self.relative_bias) or None
+        masks: dict[str, Any] = {"causal": self.causal, "lengths": lengths, "packed": packed}
+        if self.kernel == "psd" or self.rotary or self.merges_values or bias is not None:
+            attended = attend(
+                levels.queries,
+                levels.keys,
+                value,
+                weights,
+                relative_bias=bias,
+                impl=self.impl,
+                **masks,
+            )
+        else:
+            attended = attend_projected(fine, coarse, sizes, weights, impl=self.impl, **masks)
         if cache is not None:
-            self._start_cache(cache, x, inputs, queries, keys, values, value, lengths)
+            inputs = [fine_input]
+            inputs += [] if coarse_input is None else coarse_input.split(sizes, dim=1)
+            start_cache(self, cache, x, inputs, levels, value, lengths)
         if not return_details:
             return attended, None
         scale = self.head_dim**-0.5
-        scores = level_scores(queries, keys, scale)
+        scores = level_scores(levels.queries, levels.keys, scale)
         if bias is not None:
             scores = [
                 score + relative_term(table, number, number).to(score.dtype)
                 for score, table, number in zip(scores, bias, numbers, strict=True)
             ]
         matrix = hkt_matrix(
-            queries,
-            keys,
-            weights,
-            causal=self.causal,
-            lengths=lengths,
-            packed=packed,
-            scale=scale,
-            relative_bias=bias,
+            levels.queries, levels.keys, weights, scale=scale, relative_bias=bias, **masks
         )
         return attended, HKTDetails(weights, scores, matrix)
 
-    def _queries_and_keys(
-        self, inputs: list[Tensor], numbers: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Per level `[B, H, T_l, D]`; `numbers` are the blocks' numbers in their own sequence."""
-        queries = self._project(self.q_proj, inputs)
-        keys = self._project(self.k_proj, inputs) if self.kernel == "dot" else queries
-        pairs = []
-        for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
-            position = numbers[level] * 2**level
-            if self.kernel == "psd":
-                pairs.append(self._psd_pair(query, position))
-            elif self.rotary:
-                pairs.append((rotate(query, position), rotate(key, position)))
-            else:
-                pairs.append((query, key))
-        return [query for query, _ in pairs], [key for _, key in pairs]
+    def projections(self, level: int, values: bool) -> list[nn.Module]:
+        """What makes queries, keys (of the dot kernel) and values, if asked for, of a level."""
+        number = 0 if self.shared_projections else level
+        found = [self.q_proj[number], *self.k_proj[number : number + 1]]
+        return [*found, self.v_proj] if values else found
 
-    def _project(self, projections: nn.ModuleList, inputs: list[Tensor]) -> list[Tensor]:
+    def _project_coarse(self, coarse: Tensor, sizes: list[int]) -> Tensor:
+        """All levels above 0 by one product, if they share their projections."""
         if self.shared_projections:
-            sizes = [x.shape[1] for x in inputs]
-            every = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
-            return list(self._split_heads(projections[0](every)).split(sizes, dim=2))
-        return [
-            self._split_heads(projection(x))
-            for projection, x in zip(projections, inputs, strict=True)
-        ]
+            return project(coarse, self.projections(1, self.merges_values))
+        pieces = enumerate(coarse.split(sizes, dim=1), start=1)
+        made = [project(x, self.projections(level, self.merges_values)) for level, x in pieces]
+        return torch.cat(made, dim=1)
 
-    def _psd_pair(self, projected: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """`q_i . k_j = a_i . a_j + b_i . c_j - c_i . b_j` from the three parts of a projection."""
-        quarter = self.head_dim // 4
-        a, b, c = projected.split((2 * quarter, quarter, quarter), dim=-1)
+    def split(self, projected: Tensor, sizes: list[int], positions: Sequence[Tensor]) -> Levels:
+        """Projections `[B, N, ..]` of some levels, one after the other, as their parts.
+
+        `positions` are those of the blocks' first tokens, `[T_l]` or `[B, T_l]`.
+        """
+        parts = projected.unflatten(-1, (-1, self.num_heads, self.head_dim))
+        parts = parts.transpose(1, 3)  # [B, H, parts, N, D]
+        scored = 2 if self.kernel == "dot" else 1
+        rotated = parts[:, :, :scored]
         if self.rotary:
-            # Rotating each part by itself keeps a Gram matrix and an antisymmetric one.
-            a, b, c = (rotate(part, position) for part in (a, b, c))
-        return torch.cat((a, b, -c), dim=-1), torch.cat((a, c, b), dim=-1)
+            # Of the psd kernel each part by itself: that keeps a Gram matrix and an
+            # antisymmetric one.
+            widths = (self.head_dim,) if self.kernel == "dot" else self._psd_widths()
+            position = torch.cat(list(positions), dim=-1)
+            pieces = [rotate(piece, position) for piece in rotated.split(widths, dim=-1)]
+            rotated = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+        if self.kernel == "dot":
+            query, key = rotated.unbind(2)
+        else:
+            # q_i . k_j = a_i . a_j + b_i . c_j - c_i . b_j
+            a, b, c = rotated[:, :, 0].split(self._psd_widths(), dim=-1)
+            query, key = torch.cat((a, b, -c), dim=-1), torch.cat((a, c, b), dim=-1)
+        values = [value.split(sizes, dim=2) for value in parts[:, :, scored:].unbind(2)]
+        return Levels(
+            list(query.split(sizes, dim=2)),
+            list(key.split(sizes, dim=2)),
+            [piece for value in values for piece in value],
+        )
 
-    def _values(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Values of the levels that give any, `[B, H, T_l, D]`."""
-        used = inputs if self.merges_values else inputs[:1]
-        return [self._split_heads(self.v_proj(x)) for x in used]
+    def _psd_widths(self) -> tuple[int, int, int]:
+        quarter = self.head_dim // 4
+        return 2 * quarter, quarter, quarter
 
-    def _merge_values(self, values: list[Tensor]) -> Tensor:
+    def merge_values(self, values: list[Tensor]) -> Tensor:
         """Convex mix of values brought to full length, `[B, H, T, D]`."""
         if self.value_logits is None:
             return values[0]
         weights = _convex(self.value_logits)[..., None, None]  # [H, L, 1, 1]
         terms = [weights[:, level] * value for level, value in enumerate(values)]
         return sum(terms[1:], terms[0]).to(values[0].dtype)
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-
-    def _start_cache(
-        self,
-        cache: HKTCache,
-        x: Tensor,
-        inputs: list[Tensor],
-        queries: list[Tensor],
-        keys: list[Tensor],
-        values: list[Tensor],
-        value: Tensor,
-        lengths: Tensor | None,
-    ) -> None:
-        """Remember a whole prompt."""
-        batch, length = x.shape[:2]
-        count = torch.full((batch,), length, device=x.device) if lengths is None else lengths
-        cache.write(keys, value, count)
-        cache.tails = self.hierarchy.tail(x, inputs, count)
-        for level in range(1, self.levels):
-            newest = cache.seen(level) - 1
-            kept = [queries[level], *values[level : level + 1]]
-            cache.current.append([_pick(entry, newest[:, None]) for entry in kept])
-
-    def _continue(self, x: Tensor, cache: HKTCache, lengths: Tensor | None) -> Tensor:
-        """Attention of new tokens over the cache and themselves, `[B, H, Q, D]`."""
-        batch, length = x.shape[:2]
-        assert cache.lengths is not None
-        count = torch.full((batch,), length, device=x.device) if lengths is None else lengths
-        cache.check_batch(batch)
-        inputs, numbers, tails = self.hierarchy.extend(x, cache.tails, cache.lengths, count)
-        queries, keys = self._queries_and_keys(inputs, numbers)
-        values = self._values(inputs)
-
-        position = numbers[0]  # [B, Q]
-        queries_used, values_used = [queries[0]], [values[0]]
-        current: list[list[Tensor]] = []
-        for level in range(1, self.levels):
-            # The block a new token lies in may have been opened by an earlier call.
-            index = (position >> level) - (cache.seen(level)[:, None] - 1)
-            total = (cache.lengths + count + (2**level - 1)) >> level
-            newest = (total - cache.seen(level))[:, None]
-            candidates = [
-                torch.cat((kept, fresh), dim=2)
-                for kept, fresh in zip(
-                    cache.current[level - 1],
-                    [queries[level], *values[level : level + 1]],
-                    strict=True,
-                )
-            ]
-            current.append([_pick(entry, newest) for entry in candidates])
-            index = index.clamp(max=candidates[0].shape[2] - 1)
-            queries_used.append(_pick(candidates[0], index))
-            values_used += [_pick(entry, index) for entry in candidates[1:]]
-        cache.write(keys, self._merge_values(values_used), count)
-        cache.tails, cache.current = tails, current
-        cached_keys, cached_values = cache.filled()
-        real = torch.arange(length, device=x.device) < count[:, None]
-        return hkt_decode(
-            queries_used,
-            cached_keys,
-            cached_values,
-            self.level_weights,
-            position=torch.where(real, position, -1),
-            scale=self.head_dim**-0.5,
-            relative_bias=list(self.relative_bias) or None,
-        )
-
-    def _check_input(
-        self,
-        x: Tensor,
-        cache: HKTCache | None,
-        return_details: bool,
-        key_padding_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-        lengths: Tensor | None,
-    ) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(
-                f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}"
-            )
-        if x.dim() != 3 or x.shape[2] != self.d_model:
-            raise ValueError(
-                f"x must have shape [B, T, d_model] with d_model = {self.d_model}, "
-                f"got {tuple(x.shape)}"
-            )
-        if x.shape[1] == 0:
-            raise ValueError("x must have at least one position, got an empty sequence (T = 0)")
-        given = [
-            name
-            for name, argument in (
-                ("key_padding_mask", key_padding_mask),
-                ("cu_seqlens", cu_seqlens),
-                ("lengths", lengths),
-            )
-            if argument is not None
-        ]
-        if len(given) > 1:
-            raise ValueError(f"pass one of key_padding_mask, cu_seqlens and lengths, got {given}")
-        if key_padding_mask is not None:
-            check_padding_mask(key_padding_mask, x.shape[0], x.shape[1], x.device)
-        if cu_seqlens is not None:
-            check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
-        if lengths is not None and lengths.shape != (x.shape[0],):
-            raise ValueError(
-                f"lengths must have shape [B] = [{x.shape[0]}], got {list(lengths.shape)}"
-            )
-        if cache is not None:
-            if not self.causal:
-                raise ValueError("cache needs causal=True: later tokens change earlier ones else")
-            if cu_seqlens is not None or return_details:
-                raise ValueError("cache goes with neither cu_seqlens nor return_details")
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -409,12 +322,6 @@ def _blocks(
         for level in range(levels)
     ]
     return numbers, indices
-
-
-def _pick(x: Tensor, index: Tensor) -> Tensor:
-    """`x[b, :, index[b, n]]` for `[B, H, T, D]` and `[B, N]`; an index of -1 takes the first."""
-    index = index.clamp(min=0)[:, None, :, None]
-    return x.gather(2, index.expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def _convex(logits: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from polyscale.layers.cache import RowCache, append
+from polyscale.layers.cache import RowCache, append, append_together
 from polyscale.ops.hkt.layout import level_length
 
 
@@ -19,6 +19,7 @@ class HKTCache(RowCache):
     """
 
     def __init__(self) -> None:
+        self.together = True  # every row holds as many tokens as were fed
         self.keys: list[Tensor] = []  # per level [B, H, room, D]
         self.values: list[Tensor] = []  # one: [B, H, room, Dv]
         self.tails: list[Tensor] = []  # per filter: its last width - 1 inputs, [B, w - 1, C]
@@ -28,6 +29,19 @@ class HKTCache(RowCache):
         """Entries each row has at a level, `[B]`."""
         assert self.lengths is not None
         return (self.lengths + (2**level - 1)) >> level
+
+    def opened(self, level: int) -> int:
+        """Entries every row has at a level, while the rows are together."""
+        return level_length(self.columns, level)
+
+    def write_together(self, keys: list[Tensor], value: Tensor) -> None:
+        """Append the same number of entries to every row; levels that gain none may be missing."""
+        assert self.lengths is not None
+        for level, new in enumerate(keys):
+            self.keys[level] = append_together(self.keys[level], new, self.opened(level))
+        self.values = [append_together(self.values[0], value, self.columns)]
+        self.lengths = self.lengths + value.shape[2]
+        self.columns += value.shape[2]
 
     def write(self, keys: list[Tensor], value: Tensor, count: Tensor) -> None:
         """Append to every row at its own end; then `count` `[B]` more tokens are in the cache.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polyscale.layers.filters import MODES
+from polyscale.ops.hkt.api import check_cu_seqlens, check_padding_mask
 
 VALUES = ("fine", "merged")
 KERNELS = ("dot", "psd")
@@ -61,3 +62,44 @@ def check_options(
             f"d_model / num_heads must be a multiple of {multiple} with kernel={kernel!r} and "
             f"rotary={rotary}, got {d_model // num_heads}"
         )
+
+
+def check_input(
+    x: Tensor,
+    d_model: int,
+    key_padding_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    lengths: Tensor | None,
+) -> None:
+    """Raise unless x is `[B, T, d_model]` and at most one of the others says what is real."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"x must be a floating tensor, got {got}")
+    if x.dim() != 3 or x.shape[2] != d_model:
+        raise ValueError(
+            f"x must have shape [B, T, d_model] with d_model = {d_model}, got {tuple(x.shape)}"
+        )
+    if x.shape[1] == 0:
+        raise ValueError("x must have at least one position, got an empty sequence (T = 0)")
+    arguments = {
+        "key_padding_mask": key_padding_mask,
+        "cu_seqlens": cu_seqlens,
+        "lengths": lengths,
+    }
+    given = [name for name, argument in arguments.items() if argument is not None]
+    if len(given) > 1:
+        raise ValueError(f"pass one of key_padding_mask, cu_seqlens and lengths, got {given}")
+    if key_padding_mask is not None:
+        check_padding_mask(key_padding_mask, x.shape[0], x.shape[1], x.device)
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
+    if lengths is not None and lengths.shape != (x.shape[0],):
+        raise ValueError(f"lengths must have shape [B] = [{x.shape[0]}], got {list(lengths.shape)}")
+
+
+def check_cache(causal: bool, cu_seqlens: Tensor | None, return_details: bool) -> None:
+    """Raise where a cache would be wrong."""
+    if not causal:
+        raise ValueError("cache needs causal=True: later tokens change earlier ones else")
+    if cu_seqlens is not None or return_details:
+        raise ValueError("cache goes with neither cu_seqlens nor return_details")

@@ -10,17 +10,21 @@ def rotate(x: Tensor, position: Tensor, base: float = 10_000.0) -> Tensor:
     The dot product of two rotated vectors depends on their positions only by the difference.
 
     Args:
-        x: `[B, H, T, D]`, D even; channel `i` is paired with channel `i + D / 2`.
+        x: `[B, .., T, D]`, D even; channel `i` is paired with channel `i + D / 2`.
         position: `[T]` or `[B, T]`.
         base: the slowest pair turns about `1 / base` as fast as the fastest.
+
+    Example:
+        >>> rotate(torch.ones(1, 1, 1, 2), torch.tensor([0]))
+        tensor([[[[1., 1.]]]])
     """
     half = x.shape[-1] // 2
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     frequency = base ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
-    angle = position.to(dtype)[..., None] * frequency  # [T, D / 2] or [B, T, D / 2]
+    # (a, b) turns to (a cos - b sin, b cos + a sin): the sine's sign goes into the frequency.
+    angle = position.to(dtype)[..., None] * torch.cat((-frequency, frequency))  # [.., T, D]
     if angle.dim() == 3:
-        angle = angle[:, None]  # [B, 1, T, D / 2]
-    cosine, sine = angle.cos(), angle.sin()
-    first, second = x[..., :half].to(dtype), x[..., half:].to(dtype)
-    rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    return rotated.to(x.dtype)
+        angle = angle.view(-1, *[1] * (x.dim() - 3), *angle.shape[1:])  # [B, 1, .., T, D]
+    wide = x.to(dtype)
+    turned = torch.addcmul(wide * angle.cos(), wide.roll(half, -1), angle.sin())
+    return turned.to(x.dtype)

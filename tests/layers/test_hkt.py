@@ -130,6 +130,71 @@ def test_tokens_fed_piece_by_piece_give_what_they_give_at_once(options, pieces, 
         assert largest(torch.cat(outputs, 1) - expected) < 1e-11
 
 
+@every_option
+@pytest.mark.parametrize("padded", [False, True])
+def test_in_float32_tokens_one_by_one_give_what_they_give_at_once(options, padded):
+    # The native kernel decodes float32; prompts of different lengths take the general way.
+    layer = make_layer(torch.float32, **options)
+    x = torch.randn(3, 21, 16)
+    mask = torch.zeros(3, 21, dtype=torch.bool)
+    if padded:
+        mask[0, :5], mask[1, :2] = True, True
+    cache, outputs = HKTCache(), []
+    with torch.no_grad():
+        expected = layer(x, mask if padded else None)
+        for start, end in ((0, 6), *((t, t + 1) for t in range(6, 21))):
+            piece_mask = mask[:, start:end] if padded else None
+            outputs.append(layer(x[:, start:end], piece_mask, cache=cache))
+    assert cache.together != padded
+    assert largest(torch.cat(outputs, 1) - expected) < 1e-5 * largest(expected)
+
+
+@pytest.mark.parametrize("padded_call", range(4))
+def test_rows_that_part_after_some_calls_go_on_rightly(padded_call):
+    layer = make_layer(values="merged", filter_width=2)
+    x = torch.randn(2, 20, 16, dtype=torch.float64)
+    mask = torch.zeros(2, 20, dtype=torch.bool)
+    mask[0, 5 * padded_call : 5 * padded_call + 3] = True
+    expected = layer(x, mask)
+    cache, outputs = HKTCache(), []
+    for call in range(4):
+        piece = slice(5 * call, 5 * call + 5)
+        piece_mask = mask[:, piece] if call == padded_call else None
+        outputs.append(layer(x[:, piece], piece_mask, cache=cache))
+        assert cache.together == (call < padded_call)
+    assert largest(torch.cat(outputs, 1) - expected) < 1e-11
+
+
+@pytest.mark.parametrize("change", ["select", "repeat"])
+def test_a_cache_whose_rows_were_changed_goes_on_with_them(change):
+    layer = make_layer(torch.float32)
+    x = torch.randn(2, 12, 16)
+    cache = HKTCache()
+    rows = torch.tensor([1, 1, 0] if change == "select" else [0, 0, 1, 1])
+    with torch.no_grad():
+        layer(x[:, :7], cache=cache)
+        cache.select(rows) if change == "select" else cache.repeat(2)
+        outputs = [layer(x[rows, t : t + 1], cache=cache) for t in range(7, 12)]
+        expected = layer(x)[rows, 7:]
+    assert largest(torch.cat(outputs, 1) - expected) < 1e-5 * largest(expected)
+
+
+@pytest.mark.parametrize("rows", [9, 100])
+def test_projections_that_were_changed_from_outside_are_called(rows):
+    layer = make_layer(levels=2)
+    x = torch.randn(1, rows, 16, dtype=torch.float64)
+    before = layer(x)
+    layer.k_proj[0].register_forward_hook(lambda module, arguments, output: 2 * output)
+    after = layer(x)
+    assert largest(after - before) > 1e-3
+    expected = make_layer(levels=2)
+    expected.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        expected.k_proj[0].weight *= 2
+        expected.k_proj[0].bias *= 2
+    assert largest(after - expected(x)) < 1e-12
+
+
 def test_gradients_flow_through_the_cache():
     layer = make_layer()
     x = torch.randn(1, 9, 16, dtype=torch.float64, requires_grad=True)
@@ -213,6 +278,14 @@ def test_training_moves_every_parameter():
             continue  # moves all scores of a row alike, which softmax does not see
         assert parameter.grad is not None, name
         assert torch.count_nonzero(parameter.grad) > 0, name
+
+
+def test_the_reference_has_second_derivatives_in_float32():
+    layer = make_layer(torch.float32, impl="reference")
+    x = torch.randn(1, 9, 16, requires_grad=True)
+    (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    assert torch.count_nonzero(second) > 0
 
 
 def test_level_weights_start_equal_and_stay_convex():

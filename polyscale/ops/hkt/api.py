@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyscale.ops.hkt.layout import PackedLayout, Padding, level_length
 from polyscale.ops.hkt.native.op import hkt_attention_native, why_not
+from polyscale.ops.hkt.native.projected import hkt_attention_projected, split_projections
 from polyscale.ops.hkt.reference import hkt_attention_reference
 from polyscale.ops.hkt.sdpa import hkt_attention_sdpa
 from polyscale.ops.hkt.triton import hkt_attention_triton
@@ -131,6 +133,38 @@ def attend(
         scale=queries[0].shape[-1] ** -0.5 if scale is None else scale,
         relative_bias=relative_bias,
     )
+
+
+def attend_projected(
+    fine: Tensor,
+    coarse: Tensor | None,
+    sizes: list[int],
+    level_weights: Tensor,
+    *,
+    causal: bool,
+    lengths: Tensor | None = None,
+    packed: PackedLayout | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """`attend` on projections as they come out of a layer's products.
+
+    Args:
+        fine: `[B, T, 3 H D]`: queries, keys and values of level 0.
+        coarse: `[B, T_1 + T_2 + .., 2 H D]`: queries and keys of the levels above it, or None.
+        sizes: `T_1, T_2, ..`.
+        level_weights: `[H, L]`.
+        causal: as in `attend`.
+        lengths: likewise.
+        packed: likewise.
+        impl: likewise.
+    """
+    parts = split_projections(fine, coarse, sizes, level_weights.shape[0])
+    scale = parts[2].shape[-1] ** -0.5
+    masks: dict[str, Any] = {"causal": causal, "lengths": lengths, "packed": packed}
+    if impl in ("auto", "native") and torch.is_grad_enabled() and why_not(*parts, None) is None:
+        weights = level_weights.to(torch.float32)
+        return hkt_attention_projected(fine, coarse, sizes, weights, scale=scale, **masks)
+    return attend(*parts, level_weights, scale=scale, impl=impl, **masks)
 
 
 def implementation(name: str) -> Callable[..., Tensor]:

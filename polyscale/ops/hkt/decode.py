@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polyscale.ops.hkt.native import decode as native
 from polyscale.ops.hkt.reference import accumulation_dtype, masked_softmax, relative_term
 
 
@@ -33,7 +34,12 @@ def hkt_decode(
         position: `[B, Q]` each new token's position in its own row; -1 for padding (gives zeros).
         scale: factor of the dot products.
         relative_bias: per level `[H, 2 R - 1]`.
+
+    A few tokens on a CPU without gradients go through the native kernel where there is one.
     """
+    if native.takes(queries, keys, value, relative_bias):
+        weights = level_weights.to(torch.float32).expand(value.shape[1], -1)  # [H, L]
+        return native.decode(queries, keys, value, weights, position, scale)
     length, device = value.shape[2], value.device
     dtype = accumulation_dtype(value.dtype)
     weights = level_weights.to(dtype).expand(value.shape[1], -1)  # [H, L]

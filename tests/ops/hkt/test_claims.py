@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import polyscale as ps
+from polyscale.layers.projections import project
 from polyscale.ops.hkt.cost import score_flop_ratio, score_flops
 from polyscale.ops.hkt.reference import hkt_matrix, level_scores
 from tests.ops.hkt.cases import close, random_case
@@ -17,8 +18,13 @@ NEVER = -1e9  # as a score: its exponential is exactly zero
 def levels_of(layer, x):
     """Inputs, queries and keys of every level."""
     inputs = layer.hierarchy(x)
-    numbers = [torch.arange(level.shape[1]) for level in inputs]
-    return inputs, *layer._queries_and_keys(inputs, numbers)
+    levels = []
+    for level, entries in enumerate(inputs):
+        projected = project(entries, layer.projections(level, values=True))
+        position = torch.arange(entries.shape[1]) << level
+        levels.append(layer.split(projected, [entries.shape[1]], [position]))
+    queries, keys = ([getattr(made, name)[0] for made in levels] for name in ("queries", "keys"))
+    return inputs, queries, keys
 
 
 def merged_scores(queries, keys, weights, length):

@@ -27,13 +27,6 @@ INLINE float from_bfloat16(uint16_t x) {
     return y;
 }
 
-INLINE uint16_t to_bfloat16(float x) {
-    uint32_t wide;
-    memcpy(&wide, &x, 4);
-    if (x != x) return (uint16_t)((wide >> 16) | 0x40);
-    return (uint16_t)((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
-}
-
 INLINE int64_t padded(int64_t width) { return round_up(width, WIDTH); }
 
 // Distance of copied rows. A power of two would put a column of all rows in few sets of the cache.
@@ -210,16 +203,16 @@ INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t c
     const float* rows[SCORE_ROWS];
     Vector acc[SCORE_ROWS][C];
     for (int r = 0; r < SCORE_ROWS; r++) {
-        const int64_t row = least(key + r, level.key_count - 1);
-        rows[r] = level.keys.data + row * level.keys.pitch;
-        if (level.coarse) {
-            const float* from = level.coarse + (row >> 1) * level.coarse_pitch + column / 2;
-            for (int c = 0; c < C; c++) acc[r][c] = load_doubled(from + c * (WIDTH / 2));
-        } else {
-            for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
-        }
+        rows[r] = level.keys.data + least(key + r, level.key_count - 1) * level.keys.pitch;
+        for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
     }
     multiply<SCORE_ROWS, C, false>(acc, width, rows, 0, level.queries + column, level.pitch);
+    // Added last: a sum that starts at a large number rounds every product to its size.
+    for (int r = 0; r < SCORE_ROWS && level.coarse; r++) {
+        const int64_t row = least(key + r, level.key_count - 1) >> 1;
+        const float* from = level.coarse + row * level.coarse_pitch + column / 2;
+        for (int c = 0; c < C; c++) acc[r][c] += load_doubled(from + c * (WIDTH / 2));
+    }
     finish.template done<C>(acc, key, column);
 }
 

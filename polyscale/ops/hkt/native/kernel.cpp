@@ -1,112 +1,10 @@
-// The library's two functions: they pick a set of instructions, cut the work in tasks, and run them
-// on the threads that torch has already.
-#include <dlfcn.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <atomic>
-#include <new>
-#include <thread>
-#include <vector>
-
-#include "problem.h"
-
-extern "C" const Variant hkt_portable;
-#ifdef HKT_X86
-extern "C" const Variant hkt_avx2;
-extern "C" const Variant hkt_avx512;
-#endif
+// The library's functions: they cut the work in tasks and run them on the threads that torch has
+// already.
+#include "decoding.h"
+#include "downsampling.h"
+#include "team.h"
 
 namespace {
-
-enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
-
-int best_variant() {
-#ifdef HKT_X86
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) return AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
-#endif
-    return PORTABLE;
-}
-
-const Variant& variant(const Problem& p) {
-    // A caller may ask for a lesser one, never for one that the processor lacks.
-    const int best = best_variant();
-    const int chosen = p.variant < 0 || p.variant > best ? best : p.variant;
-#ifdef HKT_X86
-    if (chosen == AVX512) return hkt_avx512;
-    if (chosen == AVX2) return hkt_avx2;
-#endif
-    (void)chosen;
-    return hkt_portable;
-}
-
-std::vector<Sequence> sequences_of(const Problem& p) {
-    std::vector<Sequence> all;
-    for (int64_t b = 0; b < p.batch; b++)
-        for (int64_t h = 0; h < p.heads; h++)
-            for (int64_t n = 0; n < most(1, p.sequences); n++) {
-                Sequence s{b, h, {0, 0, 0, 0, 0}, p.lengths ? p.lengths[b] : p.length};
-                if (p.sequences) {
-                    for (int64_t l = 0; l < p.levels; l++)
-                        s.start[l] = p.boundaries[l * (p.sequences + 1) + n];
-                    s.length = p.boundaries[n + 1] - p.boundaries[n];
-                }
-                all.push_back(s);
-            }
-    return all;
-}
-
-// A team of threads that take tasks from one counter; each has its own scratch memory.
-class Team {
-   public:
-    Team(int64_t tasks, int threads, int64_t scratch_floats)
-        : tasks_(tasks), scratch_floats_(scratch_floats), next_(0), failed_(false) {
-        threads_ = (int)least(tasks, most(1, threads));
-    }
-    virtual ~Team() = default;
-    virtual void task(int64_t number, float* scratch) = 0;
-
-    bool run() {
-        if (threads_ <= 1) {
-            work();
-            return !failed_;
-        }
-        // torch's own OpenMP threads, wherever its library came from: a second pool would compete
-        // with the first, whose threads go on spinning for a while after their work.
-        typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
-        static const Parallel parallel = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
-        if (parallel) {
-            parallel(enter, this, (unsigned)threads_, 0);
-        } else {
-            std::vector<std::thread> others;
-            for (int i = 1; i < threads_; i++) others.emplace_back(enter, this);
-            work();
-            for (std::thread& other : others) other.join();
-        }
-        return !failed_;
-    }
-
-   private:
-    static void enter(void* team) { ((Team*)team)->work(); }
-
-    void work() {
-        void* scratch = nullptr;
-        if (posix_memalign(&scratch, 64, (size_t)(scratch_floats_ + 64) * sizeof(float))) {
-            failed_ = true;
-            return;
-        }
-        for (int64_t n = next_++; n < tasks_; n = next_++) task(n, (float*)scratch);
-        free(scratch);
-    }
-
-    int64_t tasks_, scratch_floats_;
-    int threads_;
-    std::atomic<int64_t> next_;
-    std::atomic<bool> failed_;
-};
 
 int64_t blocks_of(const Sequence& s, int64_t block) { return (s.length + block - 1) / block; }
 
@@ -118,12 +16,48 @@ int worthwhile_threads(const Problem& p, const std::vector<Sequence>& all) {
     return (int)fmin((double)p.threads, 1.0 + products / 1e6);
 }
 
+// Every query block goes over all keys and values. Rows that lie far apart (all heads of a token side
+// by side) fall into few sets of the cache, so a thread works on copies of its sequence. Not in
+// bfloat16: those rows are widened anyway.
+bool are_apart(const Problem& p) { return !p.bfloat16 && p.key[0].row != p.width; }
+
+// Keys of every level and values of the longest sequence.
+int64_t copied_floats(const Problem& p, const std::vector<Sequence>& all) {
+    if (!are_apart(p)) return 0;
+    int64_t longest = 0;
+    for (const Sequence& s : all) longest = most(longest, s.length);
+    int64_t floats = longest * p.value_width;
+    for (int64_t l = 0; l < p.levels; l++) floats += at_level(longest, l) * p.width;
+    return floats;
+}
+
+float* copy_rows(Tensor* t, const Sequence& s, int64_t level, int64_t rows, int64_t width,
+                 float* to, bool filled) {
+    for (int64_t i = 0; i < rows && !filled; i++)
+        memcpy(to + i * width, (const float*)t->data + offset(*t, s, level, i),
+               (size_t)width * sizeof(float));
+    // Where the sequence starts stays the same.
+    *t = {to - s.start[level] * width, 0, 0, width};
+    return to + rows * width;
+}
+
+// The problem with copies of a sequence's keys and values, made unless they are there already.
+float* copy_keys(Problem* problem, const Sequence& s, float* next, bool filled) {
+    for (int64_t l = 0; l < problem->levels; l++)
+        next = copy_rows(&problem->key[l], s, l, at_level(s.length, l), problem->width, next,
+                         filled);
+    return copy_rows(&problem->value, s, 0, s.length, problem->value_width, next, filled);
+}
+
 class Forward : public Team {
    public:
     Forward(const Problem& p, const Variant& v, const std::vector<Sequence>& all,
             const std::vector<int64_t>& starts)
-        : Team(starts.back(), worthwhile_threads(p, all), v.scratch_floats(&p)),
-          p_(p), v_(v), all_(all), starts_(starts) {}
+        : Team(starts.back(), worthwhile_threads(p, all),
+               v.scratch_floats(&p) + 16 + copied_floats(p, all)),
+          p_(p), v_(v), all_(all), starts_(starts), own_floats_(v.scratch_floats(&p)) {}
+
+    void begin(float* scratch) override { *copied_sequence(scratch) = -1; }
 
     void task(int64_t number, float* scratch) override {
         size_t low = 0, high = all_.size();
@@ -132,14 +66,27 @@ class Forward : public Team {
             (starts_[middle] <= number ? low : high) = middle;
         }
         // The last blocks see most keys: they go first, so that no thread is left with a long one.
-        v_.forward(&p_, &all_[low], starts_[low + 1] - 1 - number, scratch);
+        const int64_t block = starts_[low + 1] - 1 - number;
+        if (!are_apart(p_)) {
+            v_.forward(&p_, &all_[low], block, scratch);
+            return;
+        }
+        Problem problem = p_;
+        int64_t* copied = copied_sequence(scratch);
+        copy_keys(&problem, all_[low], scratch + own_floats_ + 16, *copied == (int64_t)low);
+        *copied = (int64_t)low;
+        v_.forward(&problem, &all_[low], block, scratch);
     }
 
    private:
+    // Which sequence's copies the thread holds.
+    int64_t* copied_sequence(float* scratch) { return (int64_t*)(scratch + own_floats_); }
+
     const Problem& p_;
     const Variant& v_;
     const std::vector<Sequence>& all_;
     const std::vector<int64_t>& starts_;
+    int64_t own_floats_;
 };
 
 void clear(const Tensor& t, const Sequence& s, int64_t level, int64_t from, int64_t to,
@@ -156,14 +103,22 @@ void add_rows(const Tensor& t, const Sequence& s, int64_t level, int64_t rows, i
     }
 }
 
+void put_rows(const Tensor& t, const Sequence& s, int64_t level, int64_t rows, int64_t width,
+              const float* from) {
+    for (int64_t i = 0; i < rows; i++)
+        memcpy((float*)t.data + offset(t, s, level, i), from + i * width,
+               (size_t)width * sizeof(float));
+}
+
 // With fewer sequences than threads, parts of a sequence's query blocks go to several threads. The
 // first adds to the gradients of keys and values themselves, the others to memory of their own,
 // added at the end and in order: the same threads give the same bits.
 class Backward : public Team {
    public:
     Backward(const Problem& p, const Variant& v, const std::vector<Sequence>& all, int64_t parts)
-        : Team((int64_t)all.size() * parts, worthwhile_threads(p, all), v.scratch_floats(&p)),
-          p_(p), v_(v), all_(all), parts_(parts),
+        : Team((int64_t)all.size() * parts, worthwhile_threads(p, all),
+               v.scratch_floats(&p) + 2 * copied_floats(p, all)),
+          p_(p), v_(v), all_(all), parts_(parts), own_floats_(v.scratch_floats(&p)),
           grad_weights_(all.size() * (size_t)parts * MAX_LEVELS, 0.0) {
         size_t floats = 0;
         for (const Sequence& s : all) {
@@ -176,14 +131,27 @@ class Backward : public Team {
     void task(int64_t number, float* scratch) override {
         const Sequence& s = all_[(size_t)(number / parts_)];
         const int64_t part = number % parts_;
+        const bool apart = are_apart(p_);
+        Problem problem = p_;
+        float* next = scratch + own_floats_;
+        if (apart) next = copy_keys(&problem, s, next, false);
         Partial to = {};
         if (part) {
             to = partial(number / parts_, part);
+        } else if (apart) {
+            memset(next, 0, size(s) * sizeof(float));
+            to = targets(s, next);
         } else {
-            clear_gradients(s);
+            clear_gradients(s, 0);
         }
         double* grad_weights = &grad_weights_[(size_t)number * MAX_LEVELS];
-        v_.backward(&p_, &s, part, parts_, &to, grad_weights, scratch);
+        v_.backward(&problem, &s, part, parts_, &to, grad_weights, scratch);
+        if (part == 0 && apart) {
+            clear_gradients(s, s.length);
+            put_rows(p_.grad_value, s, 0, s.length, p_.value_width, to.value);
+            for (int64_t l = 0; l < p_.levels; l++)
+                put_rows(p_.grad_key[l], s, l, at_level(s.length, l), p_.width, to.key[l]);
+        }
     }
 
     void finish() {
@@ -214,7 +182,11 @@ class Backward : public Team {
 
     Partial partial(int64_t sequence, int64_t part) {
         const Sequence& s = all_[(size_t)sequence];
-        float* next = memory_.data() + offsets_[(size_t)sequence] + size(s) * (size_t)(part - 1);
+        return targets(s, memory_.data() + offsets_[(size_t)sequence] +
+                              size(s) * (size_t)(part - 1));
+    }
+
+    Partial targets(const Sequence& s, float* next) {
         Partial to = {};
         to.value = next;
         next += s.length * p_.value_width;
@@ -225,13 +197,13 @@ class Backward : public Team {
         return to;
     }
 
-    // Also the rows of padding, which belong to nobody.
-    void clear_gradients(const Sequence& s) {
+    // Rows from `first` on, also those of padding, which belong to nobody.
+    void clear_gradients(const Sequence& s, int64_t first) {
         const int64_t rows = p_.sequences ? s.length : p_.length;
-        clear(p_.grad_value, s, 0, 0, rows, p_.value_width, sizeof(float));
+        clear(p_.grad_value, s, 0, first, rows, p_.value_width, sizeof(float));
         for (int64_t l = 0; l < p_.levels; l++) {
             const int64_t used = at_level(s.length, l), all = at_level(rows, l);
-            clear(p_.grad_key[l], s, l, 0, all, p_.width, sizeof(float));
+            clear(p_.grad_key[l], s, l, at_level(first, l), all, p_.width, sizeof(float));
             clear(p_.grad_query[l], s, l, used, all, p_.width, sizeof(float));
         }
     }
@@ -239,7 +211,7 @@ class Backward : public Team {
     const Problem& p_;
     const Variant& v_;
     const std::vector<Sequence>& all_;
-    int64_t parts_;
+    int64_t parts_, own_floats_;
     std::vector<double> grad_weights_;
     std::vector<size_t> offsets_;
     std::vector<float> memory_;
@@ -265,7 +237,7 @@ int64_t parts_for(const Problem& p, const std::vector<Sequence>& all, int64_t bl
 extern "C" int hkt_forward(const Problem* problem) {
     try {
         const Problem& p = *problem;
-        const Variant& v = variant(p);
+        const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
         std::vector<int64_t> starts(1, 0);
         for (const Sequence& s : all) {
@@ -288,9 +260,40 @@ extern "C" int hkt_forward(const Problem* problem) {
 extern "C" int hkt_backward(const Problem* problem) {
     try {
         const Problem& p = *problem;
-        const Variant& v = variant(p);
+        const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
         Backward team(p, v, all, parts_for(p, all, v.query_block));
+        if (!team.run()) return 1;
+        team.finish();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+// A few new queries against cached keys and values of `length` tokens; position[b][m] says up to
+// which of them a query sees.
+extern "C" int hkt_decode(const Problem* problem) {
+    try {
+        const Problem& p = *problem;
+        const Variant& v = variant(p.variant);
+        const std::vector<Sequence> all = sequences_of(p);
+        Decode team(p, v, all, (p.length + v.decode_chunk - 1) / v.decode_chunk);
+        if (!team.run()) return 1;
+        team.finish();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+extern "C" int hkt_downsample(const Downsample* problem) {
+    return Downsampling(*problem, variant(problem->variant), false).run() ? 0 : 1;
+}
+
+extern "C" int hkt_downsample_backward(const Downsample* problem) {
+    try {
+        Downsampling team(*problem, variant(problem->variant), true);
         if (!team.run()) return 1;
         team.finish();
         return 0;
@@ -303,3 +306,5 @@ extern "C" int hkt_backward(const Problem* problem) {
 extern "C" int hkt_best_variant() { return best_variant(); }
 
 extern "C" int64_t hkt_problem_size() { return (int64_t)sizeof(Problem); }
+
+extern "C" int64_t hkt_downsample_size() { return (int64_t)sizeof(Downsample); }

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class _Problem(ctypes.Structure):
         ("levels", _int64),
         ("sequences", _int64),
         *((name, ctypes.c_void_p) for name in ("boundaries", "lengths", "weights")),
+        ("queries", _int64),
+        ("positions", ctypes.c_void_p),
         ("statistics", ctypes.c_void_p),
         ("grad_weights", ctypes.c_void_p),
         ("query", _Levels),
@@ -47,6 +50,32 @@ class _Problem(ctypes.Structure):
         ("scale", ctypes.c_float),
         *((name, _int32) for name in ("causal", "bfloat16", "threads", "variant")),
     )
+
+
+class _Downsample(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("batch", "length", "channels", "levels", "width")),
+        *((name, ctypes.c_void_p) for name in ("x", "weights")),
+        *((name, _int64) for name in ("x_batch", "x_row")),
+        *((name, ctypes.c_void_p) for name in ("coarse", "grad_coarse", "grad_x", "grad_weights")),
+        *((name, _int32) for name in ("threads", "variant")),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """The library, once it is seen to describe its arguments as this file does."""
+    library = load()
+    for name, struct in (("problem", _Problem), ("downsample", _Downsample)):
+        size = getattr(library, f"hkt_{name}_size")
+        size.restype = _int64
+        if size() != ctypes.sizeof(struct):
+            raise RuntimeError("library.py and problem.h differ: they must describe one struct")
+    return library
+
+
+def _variant() -> int:
+    return -1 if instructions is None else VARIANTS.index(instructions)
 
 
 def best_variant() -> str:
@@ -68,9 +97,6 @@ class Call:
         causal: bool,
         scale: float,
     ) -> None:
-        self.library = load()
-        if self.library.hkt_problem_size() != ctypes.sizeof(_Problem):
-            raise RuntimeError("library.py and problem.h differ: they must describe one struct")
         self.kept: list[object] = []
         problem = self.problem = _Problem()
         problem.batch, problem.heads, problem.length, problem.value_width = value.shape
@@ -78,7 +104,7 @@ class Call:
         problem.causal, problem.scale = int(causal), scale
         problem.bfloat16 = int(value.dtype == torch.bfloat16)
         problem.threads = torch.get_num_threads()
-        problem.variant = -1 if instructions is None else VARIANTS.index(instructions)
+        problem.variant = _variant()
         problem.weights = self.numbers(weights.detach().to(torch.float32).contiguous())
         if lengths is not None:
             clamped = lengths.to(torch.int64).clamp(0, value.shape[2])
@@ -106,10 +132,56 @@ class Call:
         self.kept.append(tensor)
         return _Tensor(tensor.data_ptr(), *tensor.stride()[:3])
 
+    def set_gradients(
+        self, queries: Sequence[Tensor], keys: Sequence[Tensor], value: Tensor, weights: Tensor
+    ) -> None:
+        """Where the gradients go, all of them float32."""
+        for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
+            self.problem.grad_query[level] = self.write(query)
+            self.problem.grad_key[level] = self.write(key)
+        self.problem.grad_value = self.write(value)
+        self.problem.grad_weights = self.numbers(weights)
+
+    def set_results(self, output: Tensor, statistics: Tensor, grad_output: Tensor) -> None:
+        """What the forward pass found, and the gradient of its output."""
+        self.problem.output = self.read(output)
+        self.problem.grad_output = self.read(grad_output)
+        self.problem.statistics = self.numbers(statistics.contiguous())
+
     def run(self, name: str) -> None:
         """Compute; the interpreter's lock is released meanwhile."""
-        if getattr(self.library, name)(ctypes.byref(self.problem)) != 0:
-            raise MemoryError(f"{name}: not enough memory for the scratch space of every thread")
+        _run(name, self.problem)
+
+
+def downsample(
+    x: Tensor,
+    weights: Tensor,
+    coarse: Tensor,
+    grad_coarse: Tensor | None = None,
+    grad_x: Tensor | None = None,
+    grad_weights: Tensor | None = None,
+) -> None:
+    """Fill `coarse` from `x` `[B, T, C]`, or the gradients if they are given; all in float32.
+
+    `weights` `[L - 1, width, C]` and everything but `x` are contiguous.
+    """
+    problem = _Downsample()
+    problem.batch, problem.length, problem.channels = x.shape
+    problem.levels, problem.width = weights.shape[:2]
+    problem.x, problem.weights, problem.coarse = x.data_ptr(), weights.data_ptr(), coarse.data_ptr()
+    problem.x_batch, problem.x_row = x.stride()[:2]
+    problem.threads, problem.variant = torch.get_num_threads(), _variant()
+    if grad_coarse is None or grad_x is None or grad_weights is None:
+        _run("hkt_downsample", problem)
+        return
+    problem.grad_coarse, problem.grad_x = grad_coarse.data_ptr(), grad_x.data_ptr()
+    problem.grad_weights = grad_weights.data_ptr()
+    _run("hkt_downsample_backward", problem)
+
+
+def _run(name: str, problem: ctypes.Structure) -> None:
+    if getattr(_library(), name)(ctypes.byref(problem)) != 0:
+        raise MemoryError(f"{name}: not enough memory for the scratch space of every thread")
 
 
 def _side_by_side(tensor: Tensor) -> bool:

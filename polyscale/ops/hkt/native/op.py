@@ -62,24 +62,26 @@ def why_not(
     if width > MAX_WIDTH:
         return f"it takes head dimensions up to {MAX_WIDTH}, got {width}"
     # torch would take the operation for a constant: a tangent of zero, without a word.
-    if not torch.compiler.is_compiling() and _transformed((*queries, *keys, value)):
+    if not torch.compiler.is_compiling() and transformed((*queries, *keys, value)):
         return "it has reverse-mode gradients only: no torch.func transforms, no forward mode"
-    return _why_no_kernel()
+    return why_no_kernel()
 
 
-def _transformed(tensors: Sequence[Tensor]) -> bool:
+def transformed(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch.func or forward mode looks on: the kernels have no rules for them."""
     if torch._C._are_functorch_transforms_active():
         return True
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-def _why_no_kernel() -> str | None:
+def why_no_kernel() -> str | None:
+    """Why there is no kernel at all; None if there is. Builds it if need be."""
     return why_not_built()
 
 
 # What torch.compiler.assume_constant_result sets, without its import of the whole compiler: a
 # compiled graph asks while it is traced and keeps the answer.
-_why_no_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
+why_no_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @torch.library.custom_op("polyscale::hkt_attention", mutates_args=(), device_types="cpu")
@@ -133,14 +135,8 @@ def _backward(
     gradients = _empty_gradients(queries, keys, value, weights)
     levels = len(queries)
     call = Call(queries, keys, value, weights, lengths, boundaries, causal, scale)
-    for level in range(levels):
-        call.problem.grad_query[level] = call.write(gradients[level])
-        call.problem.grad_key[level] = call.write(gradients[levels + level])
-    call.problem.grad_value = call.write(gradients[-2])
-    call.problem.grad_weights = call.numbers(gradients[-1])
-    call.problem.output = call.read(output)
-    call.problem.grad_output = call.read(grad_output.to(value.dtype))
-    call.problem.statistics = call.numbers(statistics.contiguous())
+    call.set_gradients(gradients[:levels], gradients[levels:-2], gradients[-2], gradients[-1])
+    call.set_results(output, statistics, grad_output.to(value.dtype))
     call.run("hkt_backward")
     return [gradient.to(value.dtype) for gradient in gradients[:-1]] + gradients[-1:]
 

@@ -1,6 +1,7 @@
 // What Python hands over: plain pointers, strides and sizes. Mirrors library.py.
 #pragma once
 #include <stdint.h>
+#include <string.h>
 
 enum { MAX_LEVELS = 5 };
 
@@ -16,6 +17,8 @@ struct Problem {
     const int64_t* boundaries;  // [levels][sequences + 1], if packed
     const int64_t* lengths;     // [batch] real tokens, or null
     const float* weights;       // [heads][levels]
+    int64_t queries;            // decoding: new queries per head
+    const int64_t* positions;   // decoding: [batch][queries], where each stands; -1: nowhere
     float* statistics;          // [2][batch][heads][length]: largest score, 1 / sum of exponentials
     float* grad_weights;        // [heads][levels]
     Tensor query[MAX_LEVELS], key[MAX_LEVELS], value, output;
@@ -44,10 +47,29 @@ static inline int64_t round_up(int64_t a, int64_t multiple) {
     return (a + multiple - 1) / multiple * multiple;
 }
 
+static inline uint16_t to_bfloat16(float x) {
+    uint32_t wide;
+    memcpy(&wide, &x, 4);
+    if (x != x) return (uint16_t)((wide >> 16) | 0x40);
+    return (uint16_t)((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
+}
+
 // Key and value gradients of one part of the query blocks, when several threads share a sequence.
 struct Partial {
     float* key[MAX_LEVELS];  // [at_level(length)][width], or null: straight into the gradient
     float* value;            // [length][value_width]
+};
+
+// Causal filters between levels, channel by channel:
+//     x_l[i] = sum_k weight_l[k] x_{l-1}[2 i - k], zeros before the start.
+struct Downsample {
+    int64_t batch, length, channels, levels, width;  // levels beyond the first; taps
+    const float *x, *weights;                        // [batch][length][channels], [levels][width][channels]
+    int64_t x_batch, x_row;                          // strides of x
+    float* coarse;                                   // [batch][sum of coarse lengths][channels]
+    const float* grad_coarse;
+    float *grad_x, *grad_weights;  // [batch][length][channels], like weights
+    int32_t threads, variant;
 };
 
 // One set of instructions. `scratch` is aligned to 64 bytes.
@@ -58,4 +80,12 @@ struct Variant {
     // Query blocks part, part + parts, ...; adds to grad_weights[levels].
     void (*backward)(const Problem*, const Sequence*, int64_t part, int64_t parts,
                      const Partial*, double* grad_weights, float* scratch);
+    int64_t decode_chunk;
+    int64_t (*decode_floats)(const Problem*);
+    // [queries][2 + value_width]: largest score, sum of exponentials, their sum of values.
+    void (*decode)(const Problem*, const Sequence*, int64_t chunk, float* result, float* scratch);
+    void (*downsample)(const Downsample*, int64_t row, int64_t first, int64_t channels);
+    // Adds to grad_weights[levels][width][channels]; `scratch` holds a row at all coarse levels.
+    void (*downsample_backward)(const Downsample*, int64_t row, int64_t first, int64_t channels,
+                                double* grad_weights, float* scratch);
 };

@@ -12,6 +12,8 @@
 namespace {
 #include "forward.h"
 #include "backward.h"
+#include "decode.h"
+#include "downsample.h"
 
 int64_t scratch_floats(const Problem* p) {
     ForwardScratch forward;
@@ -21,7 +23,16 @@ int64_t scratch_floats(const Problem* p) {
     return most(forward.reserve(*p, Scratch{none}) - none,
                 backward.reserve(*p, Scratch{none}) - none);
 }
+
+int64_t decode_floats(const Problem* p) {
+    DecodeScratch decode;
+    float* none = (float*)64;
+    return decode.reserve(*p, Scratch{none}) - none;
+}
 }  // namespace
 
 extern "C" const Variant HKT_VARIANT;
-const Variant HKT_VARIANT = {QUERY_BLOCK, scratch_floats, forward_block, backward_part};
+const Variant HKT_VARIANT = {
+    QUERY_BLOCK,  scratch_floats, forward_block,   backward_part,       DECODE_CHUNK,
+    decode_floats, decode_chunk,  downsample_part, downsample_backward_part,
+};

@@ -1,0 +1,41 @@
+"""What the measured work needs at least: products and bytes, the ends of a roofline."""
+
+from typing import Any
+
+from polyscale.ops.hkt.cost import score_flop_ratio
+from polyscale.ops.hkt.layout import level_length
+
+
+def attention_flops(shape: tuple[int, int, int, int], grad: bool, levels: int) -> float:
+    """What the causal products of `[B, H, T, D]` need: scores at every level, values at one.
+
+    The backward pass takes five products of the same kind for the forward's two: scores again,
+    dQ, dK at every level; dV and dP at the fine one.
+    """
+    batch, heads, length, width = shape
+    one = batch * heads * length * length * width  # half of 2 T^2 D: causal
+    scores = score_flop_ratio(levels, length)
+    return one * (scores + 1) + (one * (3 * scores + 2) if grad else 0)
+
+
+def step_flops(batch: int, length: int, levels: int) -> float:
+    """The matrix products of `compare_training`, forward and backward.
+
+    A token has four projections and an MLP of eight times that size; coarse entries have a query
+    and a key.
+    """
+    width, heads, layers, vocabulary = 256, 4, 2, 259
+    coarse = sum(level_length(length, level) for level in range(1, levels))
+    square = 2 * batch * width * width
+    products = layers * square * (12 * length + 2 * coarse)
+    products += 2 * batch * length * width * vocabulary
+    attention = attention_flops((batch, heads, length, width // heads), grad=True, levels=levels)
+    return 3 * products + layers * attention
+
+
+def bytes_per_token(model: Any, context: int) -> int:
+    """What a token must read: all weights, and the keys of every level and the values so far."""
+    config = model.config
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    entries = context + sum(level_length(context, level) for level in range(config.levels))
+    return 4 * (weights + config.num_hidden_layers * config.hidden_size * entries)

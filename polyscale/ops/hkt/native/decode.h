@@ -1,0 +1,129 @@
+// A few new queries of one head against one chunk of its cached keys and values. The caller merges
+// the chunks.
+#pragma once
+#include "blocks.h"
+
+// Divisible by 2**(MAX_LEVELS - 1) and by WIDTH at every level.
+enum { DECODE_CHUNK = 512 };
+
+struct DecodeScratch {
+    float *scores[MAX_LEVELS], *query, *keys, *values, *output;
+
+    float* reserve(const Problem& p, Scratch scratch) {
+        for (int64_t l = 0; l < p.levels; l++)
+            scores[l] = scratch.take(at_level(DECODE_CHUNK, l) + WIDTH);
+        query = scratch.take(padded(p.width));
+        keys = scratch.take(DECODE_CHUNK * row_pitch(p.width));
+        values = scratch.take(DECODE_CHUNK * row_pitch(p.value_width));
+        output = scratch.take(padded(p.value_width));
+        return scratch.next;
+    }
+};
+
+// scores[n] = query . row n: a vector of rows at a time, each with its own sums, which are added
+// up crosswise at the end. Rows beyond the last repeat it.
+static void score_rows(Rows rows, int64_t count, const float* query, int64_t width,
+                       float* scores) {
+    for (int64_t n = 0; n < count; n += WIDTH) {
+        const float* row[WIDTH];
+        Vector sum[WIDTH];
+        for (int r = 0; r < WIDTH; r++) {
+            row[r] = rows.data + least(n + r, count - 1) * rows.pitch;
+            sum[r] = splat(0.0f);
+        }
+        for (int64_t d = 0; d < width; d += WIDTH) {
+            const Vector q = load(query + d);
+#pragma GCC unroll 16
+            for (int r = 0; r < WIDTH; r++) sum[r] += q * load(row[r] + d);
+        }
+#pragma GCC unroll 4
+        for (int left = WIDTH; left > 1; left /= 2)
+#pragma GCC unroll 16
+            for (int r = 0; r < left / 2; r++) sum[r] = add_pairs(sum[2 * r], sum[2 * r + 1]);
+        store(scores + n, sum[0]);
+    }
+}
+
+// output[:] = sum_n weights[n] row n, for C vectors of channels.
+template <int C>
+INLINE void weigh_columns(const float* values, int64_t pitch, int64_t count, const float* weights,
+                          float* output) {
+    Vector sum[C];
+    for (int c = 0; c < C; c++) sum[c] = splat(0.0f);
+    for (int64_t n = 0; n < count; n++) {
+        const Vector weight = splat(weights[n]);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) sum[c] += weight * load(values + n * pitch + c * WIDTH);
+    }
+    for (int c = 0; c < C; c++) store(output + c * WIDTH, sum[c]);
+}
+
+static void weigh_rows(Rows rows, int64_t count, const float* weights, int64_t width,
+                       float* output) {
+    int64_t d = 0;
+    for (; d + 8 * WIDTH <= width; d += 8 * WIDTH)
+        weigh_columns<8>(rows.data + d, rows.pitch, count, weights, output + d);
+    for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
+        weigh_columns<4>(rows.data + d, rows.pitch, count, weights, output + d);
+    for (; d < width; d += WIDTH)
+        weigh_columns<1>(rows.data + d, rows.pitch, count, weights, output + d);
+}
+
+// Turns scores into exp(score - largest); `last` is the largest score and the sum.
+static void exponentials_of(float* scores, int64_t count, float* last) {
+    float top = -INFINITE;
+    for (int64_t n = 0; n < count; n++) top = scores[n] > top ? scores[n] : top;
+    const int64_t whole = padded(count);
+    for (int64_t n = count; n < whole; n++) scores[n] = -INFINITE;
+    Vector sums = splat(0.0f);
+    for (int64_t n = 0; n < whole; n += WIDTH) {
+        const Vector x = exponential(load(scores + n) - splat(top));
+        sums += x;
+        store(scores + n, x);
+    }
+    float sum = 0.0f;
+    for (int i = 0; i < WIDTH; i++) sum += sums[i];
+    last[0] = top, last[1] = sum;
+}
+
+// `result` [queries][2 + value_width]: largest score, sum of exponentials, their sum of values.
+static void decode_chunk(const Problem* problem, const Sequence* sequence, int64_t chunk,
+                         float* result, float* memory) {
+    const Problem& p = *problem;
+    const Sequence& s = *sequence;
+    DecodeScratch my;
+    my.reserve(p, Scratch{memory});
+    const int64_t first = chunk * DECODE_CHUNK, size = p.value_width + 2;
+    const int64_t* position = p.positions + s.batch * p.queries;
+    int64_t seen = 0;
+    for (int64_t m = 0; m < p.queries; m++) seen = most(seen, position[m] + 1 - first);
+    seen = least(seen, least(DECODE_CHUNK, p.length - first));
+    Rows values = {};
+    if (seen > 0)
+        values = view_rows(p, p.value, s, 0, first, seen, p.value_width, true, my.values);
+    for (int64_t m = 0; m < p.queries; m++) {
+        float* mine = result + m * size;
+        const int64_t count = least(seen, position[m] + 1 - first);
+        if (count <= 0) {
+            mine[0] = -INFINITE;
+            for (int64_t i = 1; i < size; i++) mine[i] = 0.0f;
+            continue;
+        }
+        for (int64_t l = p.levels - 1; l >= 0; l--) {
+            const int64_t rows = at_level(count, l);
+            copy_rows(p, p.query[l], s, l, m, 1, 1, p.width,
+                      p.scale * p.weights[s.head * p.levels + l], nullptr, my.query);
+            const Rows keys =
+                view_rows(p, p.key[l], s, l, first >> l, rows, p.width, true, my.keys);
+            score_rows(keys, rows, my.query, padded(p.width), my.scores[l]);
+            if (l + 1 == p.levels) continue;
+            float* fine = my.scores[l];
+            const float* coarse = my.scores[l + 1];
+            for (int64_t n = 0; n < rows; n += WIDTH)
+                store(fine + n, load(fine + n) + load_doubled(coarse + n / 2));
+        }
+        exponentials_of(my.scores[0], count, mine);
+        weigh_rows(values, count, my.scores[0], padded(p.value_width), my.output);
+        memcpy(mine + 2, my.output, (size_t)p.value_width * sizeof(float));
+    }
+}

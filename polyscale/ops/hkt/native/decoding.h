@@ -1,0 +1,71 @@
+// Decoding on several threads.
+#pragma once
+#include "team.h"
+
+namespace {
+
+// Chunks of cached keys, over all heads. What they found is merged at the end, in order.
+class Decode : public Team {
+   public:
+    Decode(const Problem& p, const Variant& v, const std::vector<Sequence>& all, int64_t chunks)
+        : Team((int64_t)all.size() * chunks, worthwhile(p), v.decode_floats(&p)),
+          p_(p), v_(v), all_(all), chunks_(chunks),
+          results_(all.size() * (size_t)(chunks * size_of(p))) {}
+
+    void task(int64_t number, float* scratch) override {
+        v_.decode(&p_, &all_[(size_t)(number / chunks_)], number % chunks_, result(number),
+                  scratch);
+    }
+
+    void finish() {
+        std::vector<float> sum((size_t)p_.value_width);
+        for (size_t n = 0; n < all_.size(); n++)
+            for (int64_t m = 0; m < p_.queries; m++) {
+                merge((int64_t)n, m, sum.data());
+                const int64_t to = offset(p_.output, all_[n], 0, m);
+                for (int64_t d = 0; d < p_.value_width; d++) {
+                    if (p_.bfloat16)
+                        ((uint16_t*)p_.output.data)[to + d] = to_bfloat16(sum[(size_t)d]);
+                    else
+                        ((float*)p_.output.data)[to + d] = sum[(size_t)d];
+                }
+            }
+    }
+
+   private:
+    static int64_t size_of(const Problem& p) { return p.queries * (p.value_width + 2); }
+
+    static int worthwhile(const Problem& p) {
+        const double products = (double)(p.batch * p.heads * p.queries * p.length) *
+                                (double)(2 * p.width + p.value_width);
+        return (int)fmin((double)p.threads, 1.0 + products / 1e5);
+    }
+
+    float* result(int64_t number) { return results_.data() + number * size_of(p_); }
+
+    void merge(int64_t sequence, int64_t query, float* sum) {
+        float top = -INFINITY, total = 0.0f;
+        for (int64_t d = 0; d < p_.value_width; d++) sum[d] = 0.0f;
+        for (int64_t chunk = 0; chunk < chunks_; chunk++) {
+            const float* mine = result(sequence * chunks_ + chunk) + query * (p_.value_width + 2);
+            // What is not a number goes through.
+            if (mine[0] == -INFINITY && mine[1] == 0.0f) continue;
+            const float largest = top > mine[0] ? top : mine[0];
+            const float before = expf(top - largest), now = expf(mine[0] - largest);
+            total = total * before + mine[1] * now;
+            for (int64_t d = 0; d < p_.value_width; d++)
+                sum[d] = sum[d] * before + mine[2 + d] * now;
+            top = largest;
+        }
+        if (total != 0.0f)
+            for (int64_t d = 0; d < p_.value_width; d++) sum[d] /= total;
+    }
+
+    const Problem& p_;
+    const Variant& v_;
+    const std::vector<Sequence>& all_;
+    int64_t chunks_;
+    std::vector<float> results_;
+};
+
+}  // namespace

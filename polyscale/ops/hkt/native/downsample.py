@@ -1,0 +1,80 @@
+"""Causal downsampling on the CPU, all levels in one pass: a torch operation with its gradients."""
+
+import torch
+from torch import Tensor
+
+from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.hkt.native import library
+from polyscale.ops.hkt.native.op import transformed, why_no_kernel
+
+
+def takes(x: Tensor, weights: Tensor) -> bool:
+    """Whether the kernel can run on these: float32 on the CPU, outside of torch.func."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or weights.dtype != torch.float32:
+        return False
+    if not torch.compiler.is_compiling() and transformed((x, weights)):
+        return False
+    return why_no_kernel() is None
+
+
+def downsample(x: Tensor, weights: Tensor) -> Tensor:
+    """`[B, T, C]` at every coarse level, one after the other: `[B, T_1 + T_2 + .., C]`.
+
+    `y_l[i] = sum_k weights[l - 1, k] * y_{l - 1}[2 i - k]` with `y_0 = x`, zeros before the start.
+
+    Args:
+        x: `[B, T, C]`.
+        weights: `[L - 1, width, C]`.
+    """
+    return _downsample(x, weights)
+
+
+@torch.library.custom_op("polyscale::hkt_downsample", mutates_args=(), device_types="cpu")
+def _downsample(x: Tensor, weights: Tensor) -> Tensor:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    coarse = _empty_coarse(x, weights)
+    library.downsample(x, weights.contiguous(), coarse)
+    return coarse
+
+
+@_downsample.register_fake
+def _(x: Tensor, weights: Tensor) -> Tensor:
+    return _empty_coarse(x, weights)
+
+
+def _empty_coarse(x: Tensor, weights: Tensor) -> Tensor:
+    batch, length, channels = x.shape
+    rows = sum(level_length(length, level + 1) for level in range(weights.shape[0]))
+    return x.new_empty(batch, rows, channels)
+
+
+@torch.library.custom_op("polyscale::hkt_downsample_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad_coarse: Tensor, x: Tensor, weights: Tensor, coarse: Tensor
+) -> tuple[Tensor, Tensor]:
+    grad_x, grad_weights = x.new_empty(x.shape), weights.new_empty(weights.shape)
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    library.downsample(
+        x, weights.contiguous(), coarse, grad_coarse.contiguous(), grad_x, grad_weights
+    )
+    return grad_x, grad_weights
+
+
+@_backward.register_fake
+def _(grad_coarse: Tensor, x: Tensor, weights: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weights.new_empty(weights.shape)
+
+
+def _setup_context(
+    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor
+) -> None:
+    ctx.save_for_backward(*inputs, output)
+
+
+def _differentiate(
+    ctx: torch.autograd.function.FunctionCtx, grad_coarse: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _backward(grad_coarse, *ctx.saved_tensors)  # type: ignore[attr-defined]
+
+
+_downsample.register_autograd(_differentiate, setup_context=_setup_context)

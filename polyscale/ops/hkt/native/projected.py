@@ -1,0 +1,143 @@
+"""The fused kernel on the projections of a layer as they come out of its products.
+
+Queries, keys and values of level 0 lie side by side in one tensor, those of the coarser levels one
+after the other in another. The gradients are written into tensors of the same layout, so that
+nothing is split or joined on the way back.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.native.library import Call
+from polyscale.ops.hkt.native.op import _forward
+
+
+def split_projections(
+    fine: Tensor, coarse: Tensor | None, sizes: list[int], heads: int
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Views of queries and keys per level, and of the values, `[B, H, T_l, D]` each.
+
+    Args:
+        fine: `[B, T, 3 H D]`: queries, keys and values of level 0.
+        coarse: `[B, T_1 + T_2 + .., 2 H D]`: queries and keys of the levels above, or None.
+        sizes: `T_1, T_2, ..`.
+        heads: H.
+    """
+    query, key, value = fine.unflatten(-1, (3, heads, -1)).transpose(1, 3).unbind(2)
+    if coarse is None:
+        return [query], [key], value
+    coarse_query, coarse_key = coarse.unflatten(-1, (2, heads, -1)).transpose(1, 3).unbind(2)
+    return (
+        [query, *coarse_query.split(sizes, dim=2)],
+        [key, *coarse_key.split(sizes, dim=2)],
+        value,
+    )
+
+
+def hkt_attention_projected(
+    fine: Tensor,
+    coarse: Tensor | None,
+    sizes: list[int],
+    weights: Tensor,
+    *,
+    causal: bool,
+    lengths: Tensor | None,
+    packed: PackedLayout | None,
+    scale: float,
+) -> Tensor:
+    """`[B, H, T, D]`; the caller has asked `why_not` whether the kernel takes these tensors.
+
+    Args:
+        fine: as in `split_projections`.
+        coarse: likewise.
+        sizes: likewise.
+        weights: `[H, L]`, the level weights in float32.
+        causal: whether a token sees only itself and what comes before it.
+        lengths: `[B]` real tokens, which come first in each row; None if all are.
+        packed: where packed sequences lie.
+        scale: factor of the dot products.
+    """
+    boundaries = None if packed is None else torch.tensor(packed.boundaries)  # [L, S + 1]
+    return _Attend.apply(fine, coarse, weights, lengths, boundaries, sizes, causal, scale)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        fine: Tensor,
+        coarse: Tensor | None,
+        weights: Tensor,
+        lengths: Tensor | None,
+        boundaries: Tensor | None,
+        sizes: list[int],
+        causal: bool,
+        scale: float,
+    ) -> Tensor:
+        parts = split_projections(fine, coarse, sizes, weights.shape[0])
+        output, statistics = _forward(*parts, weights, lengths, boundaries, causal, scale)
+        ctx.save_for_backward(fine, coarse, weights, lengths, boundaries, output, statistics)
+        ctx.sizes, ctx.causal, ctx.scale = sizes, causal, scale
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = _backward(grad_output, *ctx.saved_tensors, ctx.sizes, ctx.causal, ctx.scale)
+        coarse = gradients[1] if len(gradients) == 3 else None
+        return gradients[0], coarse, gradients[-1], *[None] * 5
+
+
+@torch.library.custom_op("polyscale::hkt_projected_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad_output: Tensor,
+    fine: Tensor,
+    coarse: Tensor | None,
+    weights: Tensor,
+    lengths: Tensor | None,
+    boundaries: Tensor | None,
+    output: Tensor,
+    statistics: Tensor,
+    sizes: list[int],
+    causal: bool,
+    scale: float,
+) -> list[Tensor]:
+    """Gradients of `fine`, of `coarse` if there is one, and of the weights."""
+    gradients = _empty_gradients(fine, coarse, weights)
+    grad_coarse = None if coarse is None else gradients[1]
+    heads = weights.shape[0]
+    call = Call(
+        *split_projections(fine, coarse, sizes, heads), weights, lengths, boundaries, causal, scale
+    )
+    call.set_gradients(*split_projections(gradients[0], grad_coarse, sizes, heads), gradients[-1])
+    call.set_results(output, statistics, grad_output.to(fine.dtype))
+    call.run("hkt_backward")
+    return [gradient.to(fine.dtype) for gradient in gradients[:-1]] + gradients[-1:]
+
+
+@_backward.register_fake
+def _(
+    grad_output: Tensor,
+    fine: Tensor,
+    coarse: Tensor | None,
+    weights: Tensor,
+    lengths: Tensor | None,
+    boundaries: Tensor | None,
+    output: Tensor,
+    statistics: Tensor,
+    sizes: list[int],
+    causal: bool,
+    scale: float,
+) -> list[Tensor]:
+    gradients = _empty_gradients(fine, coarse, weights)
+    return [gradient.to(fine.dtype) for gradient in gradients[:-1]] + gradients[-1:]
+
+
+def _empty_gradients(fine: Tensor, coarse: Tensor | None, weights: Tensor) -> list[Tensor]:
+    """Sums are taken in float32 whatever the inputs are."""
+    inputs = [fine, weights] if coarse is None else [fine, coarse, weights]
+    return [torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in inputs]
