@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -22,7 +19,7 @@ from polyscale.report.checks import (
     missing_seeds,
     notes_on_tests,
 )
-from polyscale.training.files import write_text
+from polyscale.training.files import write_together
 from polyscale.training.result import RunResult
 from polyscale.training.statistics import (
     PairedDifference,
@@ -34,7 +31,6 @@ from polyscale.training.statistics import (
 
 JSON_NAME, MARKDOWN_NAME, PAGE_NAME = "comparison.json", "comparison.md", "report.html"
 FIGURES_NAME = "figures"
-_UNFINISHED = ".unfinished-report-"
 FORMAT = 1
 
 
@@ -217,16 +213,7 @@ class Comparison:
         files[MARKDOWN_NAME] = comparison_markdown(self, figures)
         files[JSON_NAME] = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
         files[PAGE_NAME] = comparison_page(self, figures)
-        output.mkdir(parents=True, exist_ok=True)
-        for left in output.glob(f"{_UNFINISHED}*"):  # of a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=output, prefix=_UNFINISHED) as unfinished:
-            folder = Path(unfinished)
-            for name, text in files.items():
-                write_text(folder / name, text)
-            for name in files:
-                (output / name).parent.mkdir(exist_ok=True)
-                os.replace(folder / name, output / name)
+        write_together({output / name: text for name, text in reversed(files.items())})
         return [output / name for name in reversed(files)]
 
 

@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_UNFINISHED = ".unfinished-report-"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -31,6 +33,21 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON at once; NaN is refused, because JSON readers do."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_together(files: Mapping[Path, str]) -> None:
+    """Write files that belong together: all are finished before the first takes its place."""
+    folder = next(iter(files)).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{_UNFINISHED}*"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unfinished:
+        finished = {path: Path(unfinished) / str(number) for number, path in enumerate(files)}
+        for path, place in finished.items():
+            write_text(place, files[path])
+        for path, place in finished.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(place, path)
 
 
 @contextmanager

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from polyscale.report.analysis.page import analysis_page
+from polyscale.training.files import write_together
 
 PAGE_NAME = "report.html"
 DATA_NAME = "report.json"
@@ -20,6 +19,7 @@ def write_analysis(analysis: dict[str, Any], output: Path) -> list[Path]:
     `output` is a folder (for `report.html` and `report.json`) or the name of an HTML file, whose
     JSON then goes beside it. Files appear whole or not at all; an OSError passes through.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     written = write_analysis({"meta": {"title": "A model"}}, Path(folder))
     >>> [path.name for path in written]
@@ -33,11 +33,5 @@ def write_analysis(analysis: dict[str, Any], output: Path) -> list[Path]:
         page: analysis_page(analysis),
         data: json.dumps(analysis, allow_nan=False, separators=(",", ":")) + "\n",
     }
-    page.parent.mkdir(parents=True, exist_ok=True)
-    # All are written in full before the first takes its place, so that the two belong together.
-    with tempfile.TemporaryDirectory(dir=page.parent, prefix=".unfinished-") as unfinished:
-        for path, content in contents.items():
-            (Path(unfinished) / path.name).write_text(content, encoding="utf-8")
-        for path in contents:
-            os.replace(Path(unfinished) / path.name, path)
+    write_together(contents)
     return [page, data]

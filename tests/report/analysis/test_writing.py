@@ -1,10 +1,10 @@
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from polyscale.report.analysis import analysis_page, write_analysis, writing
+from polyscale.report.analysis import analysis_page, write_analysis
+from polyscale.training import files
 
 from .samples import hkt_sample, hostile_sample
 
@@ -26,14 +26,14 @@ def test_a_file_name_is_taken_as_it_is(tmp_path):
 def test_an_earlier_report_stays_whole_if_writing_fails(tmp_path, monkeypatch):
     write_analysis({"meta": {"title": "first"}}, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    write_text = Path.write_text
+    write_text = files.write_text
 
-    def full_disk(self, *args, **options):
-        if self.name == "report.json":
+    def full_disk(path, text):
+        if not text.startswith("<!DOCTYPE"):
             raise OSError(28, "No space left on device")
-        return write_text(self, *args, **options)
+        write_text(path, text)
 
-    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(files, "write_text", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_analysis({"meta": {"title": "second"}}, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -52,14 +52,18 @@ def test_a_file_where_the_folder_should_be_is_named(tmp_path):
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_files_take_their_places_in_one_step(tmp_path, monkeypatch):
-    moves = []
-    replace = os.replace
+def test_both_are_finished_before_the_first_takes_its_place(tmp_path, monkeypatch):
+    steps = []
+    for name in ("write_text", "replace"):
+        home = files if name == "write_text" else files.os
+        original = getattr(home, name)
 
-    def watched(source, target):
-        moves.append((Path(source).parent.parent, Path(target).name))
-        replace(source, target)
+        def watched(*arguments, name=name, original=original):
+            # Writing a file ends with a move of its own, inside the folder of unfinished files.
+            if name == "write_text" or Path(arguments[1]).parent == tmp_path:
+                steps.append(name)
+            original(*arguments)
 
-    monkeypatch.setattr(writing.os, "replace", watched)
+        monkeypatch.setattr(home, name, watched)
     write_analysis(hkt_sample(), tmp_path)
-    assert moves == [(tmp_path, "report.html"), (tmp_path, "report.json")]
+    assert steps == ["write_text", "write_text", "replace", "replace"]
