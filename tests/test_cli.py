@@ -305,3 +305,60 @@ def test_the_status_of_a_reproduction_that_has_not_begun(tmp_path):
     finished = invoke("status", "hkt", "--output", str(tmp_path))
     assert finished.exit_code == 0
     assert "0 of 25 runs done; time left: unknown until a run is finished" in finished.stdout
+
+
+def test_analyze_writes_the_report_of_a_run(tmp_path):
+    folder = tmp_path / "run"
+    arguments = ("--task=listops", "--model=hkt", f"--output={folder}", *TINY)
+    trained = invoke("train", *arguments, "--set=training.snapshots=1")
+    assert trained.exit_code == 0, trained.output
+    finished = invoke("analyze", str(folder), f"--output={tmp_path / 'look.html'}")
+    assert finished.exit_code == 0, finished.output
+    assert finished.stdout.rstrip().endswith(str(tmp_path / "look.json"))
+    assert "- Score products cost" in finished.stdout
+    analysis = json.loads((tmp_path / "look.json").read_text(encoding="utf-8"))
+    assert {point["step"] for point in analysis["normality"]["over_training"]} == {0, 4}
+
+
+def test_inject_saves_a_cheaper_model(tmp_path):
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    from polyscale.inject import injected_layers, load_injected
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    config = BertConfig(
+        vocab_size=8,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    BertModel(config).save_pretrained(tmp_path / "model")
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.txt").write_text("a b c a b c a b\nb c a b c a b c a\n" * 4)
+    finished = invoke(
+        "inject",
+        str(tmp_path / "model"),
+        f"--plan={tmp_path / 'texts.txt'}",
+        f"--output={tmp_path / 'cheaper'}",
+        "--budget=0.9",
+    )
+    assert finished.exit_code == 0, finished.output
+    assert finished.stdout.rstrip().endswith(f"Model: {tmp_path / 'cheaper'}")
+    injected_layers(load_injected(tmp_path / "cheaper"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("analyze", "nowhere"), "target takes a folder with a model, got 'nowhere'"),
+        (("inject", "nowhere", "--plan=none.txt", "--output=x"), "none.txt"),
+    ],
+)
+def test_what_is_not_there_is_named_in_one_line(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finished = invoke(*arguments)
+    assert finished.exit_code in (1, 2)
+    assert message in finished.stderr
+    assert finished.stderr.count("\n") == 1
