@@ -156,7 +156,7 @@ def _make_app() -> typer.Typer:
 
     @app.command()
     def reproduce(
-        what: str = typer.Argument(help="Which paper: hkt."),
+        what: str = typer.Argument(help="hkt, hsa or hsa-zero-shot."),
         preset: str = typer.Option("cpu", help="cpu or paper."),
         output: Path | None = typer.Option(None, help="Folder (experiments/WHAT)."),  # noqa: B008
         data_dir: Path | None = data_dir_option,
@@ -164,24 +164,27 @@ def _make_app() -> typer.Typer:
     ) -> None:
         """Run the tables of a paper again."""
         with _one_line_errors(resumable=True):
-            from polyscale.report.reproduce import plan, reproduce
+            from polyscale.experiments import reproduce
 
-            command = f"polyscale reproduce {what} --preset {preset}"
             folder = output or Path("experiments") / what
-            reproduce(plan(what, preset), folder, command=command, data_dir=data_dir, resume=resume)
+            reproduce(what, preset, folder, data_dir=data_dir, resume=resume)
             print(f"Results: {folder / 'RESULTS.md'}")
 
     @app.command()
     def status(
-        what: str = typer.Argument(help="Which paper: hkt."),
+        what: str = typer.Argument(help="hkt, hsa or hsa-zero-shot."),
         preset: str = typer.Option("cpu", help="cpu or paper."),
         output: Path | None = typer.Option(None, help="Folder (experiments/WHAT)."),  # noqa: B008
     ) -> None:
         """Show what of a reproduction is done, and the time left."""
         with _one_line_errors():
-            from polyscale.report.reproduce import plan
+            from polyscale.experiments import plan, zero_shot
 
-            _show_status(plan(what, preset), output or Path("experiments") / what)
+            folder = output or Path("experiments") / what
+            if what == "hsa-zero-shot":
+                print(zero_shot.status(folder))
+            else:
+                _show_status(plan(what, preset), folder)
 
     @app.command()
     def analyze(

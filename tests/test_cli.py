@@ -270,7 +270,7 @@ def test_compare_prints_a_table_and_writes_a_report(tmp_path):
         (("evaluate", "nowhere"), "nowhere holds no run"),
         (("compare", "--task=copy", "--seeds=a"), "--seeds takes numbers"),
         (("compare", "--task=copy", "--seeds=1,1"), "--seeds takes each one once"),
-        (("reproduce", "gpt"), "reproduce takes one of hkt"),
+        (("reproduce", "gpt"), "reproduce takes one of hkt, hsa"),
         (("status", "hkt", "--preset=gpu"), "preset takes one of cpu, paper"),
     ],
 )

@@ -28,6 +28,8 @@ CHECKSUMS = {
     "agnews_test.jsonl.gz": "d2f4b63a6cc5d2a805e952aac359e4063bbe58c6c4f064a913158b8205755e63",
     "sst2_train.jsonl.gz": "0e4f1150ff1c26b4e18a73c3ac8e621d2ae18eb47698c7abd4391aa25eb6a7c9",
     "sst2_dev.jsonl.gz": "cf4c5ad0a61565bd09b4cd5a70760828a3b5b65c8d30a74a1d147bf5796d0586",
+    "coco18_mm_64px.npz": "807616df307e803dbe402457ed57f218d246504e76b78ea49bff49eb0a357019",
+    "coco18_mm_text.jsonl.gz": "dba003b48d96d1b39e414d45136b74b34f3f6dc87a2b75487b61e7bb77a05f4d",
     "enwik8_20mb.gz": "c5861cbd978e3bfbcbbe8fe2acf70d3be150de853e079417bbfa6abbf8d5b977",
 }
 

@@ -66,7 +66,9 @@ def load_images(data_dir: Path | str | None, seed: int, tokens: bool) -> TaskDat
     return TaskData(
         name="scifar10",
         kind="classification",
-        **splits,
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits["test"],
         collate=collate,
         vocab_size=256 if tokens else None,
         input_channels=None if tokens else 1,

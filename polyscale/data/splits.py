@@ -18,12 +18,13 @@ IGNORED = -100  # the label of a position where no answer is asked, as in Huggin
 _SHADES = " .:-=+*#%@"
 
 
-class Split(Dataset[dict[str, Tensor]], ABC):
+class Split(Dataset[dict[str, Any]], ABC):
     """One of the three parts of a task.
 
     A sample has "input_ids" (int64, [T]) or "input_values" (float32, [T, C]), and "labels": a class
     (int64 scalar), or for language one int64 a position, -100 where no answer is asked. Language
     labels are not shifted: `labels[t]` is the token at position t, and the model shifts them.
+    A sample of a tree task has "inputs" (a tensor for each modality), "tree" and "labels" instead.
     """
 
     lengths: Tensor  # [N], int64: positions of each sample
@@ -33,7 +34,7 @@ class Split(Dataset[dict[str, Tensor]], ABC):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return self._sample(self._checked(index))
 
     def text(self, index: int) -> str:
@@ -41,7 +42,7 @@ class Split(Dataset[dict[str, Tensor]], ABC):
         return self._text(self._checked(index))
 
     @abstractmethod
-    def _sample(self, index: int) -> dict[str, Tensor]: ...
+    def _sample(self, index: int) -> dict[str, Any]: ...
 
     @abstractmethod
     def _text(self, index: int) -> str: ...
@@ -222,15 +223,18 @@ class TaskData:
     train: Split
     validation: Split
     test: Split
-    collate: Callable[[Sequence[dict[str, Tensor]]], dict[str, Tensor]]
-    vocab_size: int | None  # None for numbers as inputs
-    input_channels: int | None  # None for tokens as inputs
+    collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+    vocab_size: int | None  # None for numbers as inputs, and for trees
+    input_channels: int | None  # None for tokens as inputs, and for trees
     num_labels: int | None  # None for language
     max_length: int  # longest sequence that can occur
     pad_token_id: int | None
     label_names: tuple[str, ...] | None
     source: dict[str, Any]  # ready for JSON: options, sizes, files or repository, what is unusual
     example: str  # one test sample with its answer
+    # For trees, what `HTEConfig` calls so: the inputs of each modality, the names of fields.
+    modalities: dict[str, dict[str, int]] | None = None
+    key_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         sizes = f"train={len(self.train)}, validation={len(self.validation)}, test={len(self.test)}"

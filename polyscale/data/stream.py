@@ -60,7 +60,9 @@ def load_stream(data_dir: Path | str | None, length: int) -> TaskData:
     return TaskData(
         name="enwik8",
         kind="language",
-        **splits,
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits["test"],
         collate=collate,
         vocab_size=BYTE_VOCABULARY,
         input_channels=None,

@@ -6,9 +6,11 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from polyscale.data.coco import load_coco
 from polyscale.data.images import load_images
 from polyscale.data.listops_task import load_listops
 from polyscale.data.options import whole
@@ -16,9 +18,12 @@ from polyscale.data.splits import Split, TaskData
 from polyscale.data.stream import load_stream
 from polyscale.data.synthetic import load_copy, load_recall
 from polyscale.data.texts import LabelledTexts, TextSplits, load_bytes, load_texts
+from polyscale.data.words import load_words
 
 __all__ = [
+    "LANGUAGE_TASKS",
     "TASKS",
+    "TREE_TASKS",
     "LabelledTexts",
     "Split",
     "TaskData",
@@ -155,6 +160,43 @@ def _copy(
     return load_copy(common[1], sizes, vocab, length)
 
 
+def _words(
+    name: str,
+    common: _Common,
+    *,
+    embedding: str = "word2vec",
+    width: int = 128,
+    tree: str = "semantic",
+    max_tokens: int | None = None,
+    train: int | None = None,
+    validation: int | None = None,
+    test: int | None = None,
+) -> TaskData:
+    return load_words(
+        name,
+        common[0],
+        common[1],
+        embedding=embedding,
+        width=width,
+        tree=tree,
+        max_tokens=max_tokens,
+        sizes={"train": train, "validation": validation, "test": test},
+    )
+
+
+def _coco18(
+    common: _Common,
+    *,
+    fields: str = "both",
+    layout: str = "flat",
+    embedding: str = "word2vec",
+    width: int = 128,
+) -> TaskData:
+    return load_coco(
+        common[0], common[1], fields=fields, layout=layout, embedding=embedding, width=width
+    )
+
+
 _LOADERS: dict[str, Callable[..., TaskData]] = {
     "listops": _listops,
     "scifar10": _scifar10,
@@ -164,5 +206,12 @@ _LOADERS: dict[str, Callable[..., TaskData]] = {
     "enwik8": _enwik8,
     "mqar": _mqar,
     "copy": _copy,
+    "imdb-words": partial(_words, "imdb-words"),
+    "agnews-words": partial(_words, "agnews-words"),
+    "sst2-words": partial(_words, "sst2-words"),
+    "coco18": _coco18,
 }
 TASKS: tuple[str, ...] = tuple(_LOADERS)
+# Their samples have a tree.
+TREE_TASKS: tuple[str, ...] = ("imdb-words", "agnews-words", "sst2-words", "coco18")
+LANGUAGE_TASKS: tuple[str, ...] = ("enwik8", "mqar", "copy")

@@ -96,12 +96,14 @@ class TextSplits:
     source: dict[str, Any]
 
 
-def load_texts(name: str, data_dir: Path | str | None = None, *, seed: int = 0) -> TextSplits:
+def load_texts(
+    name: str, data_dir: Path | str | None = None, *, seed: int = 0, task: str | None = None
+) -> TextSplits:
     """Texts as they stand in the source, for any tokenizer: "imdb-char", "agnews" or "sst2".
 
     Test is the official test set (the development set of SST-2), whole. A training text that is
     also in it is left out. `seed` chooses the validation texts out of the training set; no text
-    is in both.
+    is in both. `task` is the name that messages about missing files use.
 
         texts = load_texts("sst2", "data")
         texts.train.texts[0], texts.train.labels[0]
@@ -112,9 +114,9 @@ def load_texts(name: str, data_dir: Path | str | None = None, *, seed: int = 0) 
     origin = _ORIGINS[name]
     folder = find_folder(data_dir)
     if folder is None:
-        train, test, source = _from_hub(name, origin)
+        train, test, source = _from_hub(task or name, origin)
     else:
-        train, test, source = _from_folder(name, origin, folder)
+        train, test, source = _from_folder(task or name, origin, folder)
     notes = [*origin.notes]
     if len(train[0]) != origin.official_rows:
         notes.append(f"train has {len(train[0]):,} rows; the official one {origin.official_rows:,}")
@@ -155,7 +157,9 @@ def load_bytes(name: str, data_dir: Path | str | None, seed: int, length: int) -
     return TaskData(
         name=name,
         kind="classification",
-        **splits,
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits["test"],
         collate=collate,
         vocab_size=BYTE_VOCABULARY,
         input_channels=None,
@@ -190,8 +194,9 @@ def _from_hub(name: str, origin: _Origin) -> tuple[_Rows, _Rows, dict[str, Any]]
     rows: list[_Rows] = []
     for split in ("train", origin.hub_test):
         table = origin.hub.load(split, name, files)
-        # SST-2 has a space at the end of every sentence there.
-        texts = [text.rstrip(" ") if name == "sst2" else text for text in table[origin.hub_column]]
+        texts = [*table[origin.hub_column]]
+        if origin is _ORIGINS["sst2"]:  # a space is at the end of every sentence there
+            texts = [text.rstrip(" ") for text in texts]
         labels = [*table["label"]]
         for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
             where = f"{origin.hub.repository}, {split}, row {number}"

@@ -24,6 +24,8 @@ from polyscale.models import (
 from polyscale.trees import SignalTree
 
 _WINDOWS = (4, 8, 16)
+# The hierarchical encoder and its baselines, by what `HTEConfig` calls their attention.
+_ATTENTIONS = {"hsa": "hierarchical", "fsa": "flat", "deepset": "none"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ def model_for_task(model: str, options: dict[str, Any], data: TaskData) -> Model
     """Choose and size a model; `options` are those of its configuration class.
 
     `standard` is HKT with one level: the same code with ordinary attention. `hsa` reads language
-    tasks as a causal HSA model, and classifies with the hierarchical encoder over windows.
+    tasks as a causal HSA model, and classifies with the hierarchical encoder: over the trees of
+    the task, or over windows of a sequence. `fsa` (flat attention) and `deepset` (no attention)
+    are the same encoder without the hierarchy.
     """
     options = dict(options)
     if model == "standard":
@@ -46,9 +50,26 @@ def model_for_task(model: str, options: dict[str, Any], data: TaskData) -> Model
             raise ValueError(f"model 'standard' has levels=1, got levels={options['levels']}")
         options["levels"] = 1
     if model in ("standard", "hkt"):
+        if data.modalities is not None:
+            raise ValueError(
+                f"model {model!r} reads sequences, and samples of {data.name} are trees: take one "
+                f"of {', '.join(_ATTENTIONS)}"
+            )
         return ModelForTask(_hkt(options, data), data)
     if data.kind == "language":
+        if model != "hsa":
+            raise ValueError(
+                f"model {model!r} gives classes, and {data.name} is a language task: take one of "
+                "standard, hkt, hsa"
+            )
         return ModelForTask(_hsa(options, data), data)
+    attention = _ATTENTIONS[model]
+    if options.setdefault("attention", attention) != attention:
+        raise ValueError(
+            f"model {model!r} has attention={attention!r}, got attention={options['attention']!r}"
+        )
+    if data.modalities is not None:
+        return ModelForTask(_hte(options, data), data)
     windows = options.pop("windows", _WINDOWS)
     trees = replace(data, collate=partial(_collate_windows, windows))
     return ModelForTask(_hte(options, data), trees)
@@ -82,12 +103,13 @@ def _hsa(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedMode
 
 
 def _hte(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedModel]:
-    kind = (
-        {"vocab_size": data.vocab_size}
-        if data.vocab_size is not None
-        else {"width": data.input_channels}
-    )
-    sizes = {"modalities": {"default": kind}, "num_labels": data.num_labels}
+    sizes: dict[str, Any] = {"num_labels": data.num_labels}
+    if data.modalities is not None:
+        sizes |= {"modalities": data.modalities, "key_names": list(data.key_names)}
+    elif data.vocab_size is not None:
+        sizes["modalities"] = {"default": {"vocab_size": data.vocab_size}}
+    else:
+        sizes["modalities"] = {"default": {"width": data.input_channels}}
     return _builder(HTEForClassification, HTEConfig, {**sizes, **options})
 
 

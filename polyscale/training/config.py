@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from polyscale.data.tasks import TASKS, task_options
+from polyscale.data.tasks import LANGUAGE_TASKS, TASKS, TREE_TASKS, task_options
 from polyscale.training.settings import TrainingSettings
 
-MODELS = ("standard", "hkt", "hsa")
+MODELS = ("standard", "hkt", "hsa", "fsa", "deepset")
 _SECTIONS = ("task_options", "model_options", "training")
 
 
@@ -52,6 +52,12 @@ class RunConfig:
         for option, value, known in (("task", self.task, TASKS), ("model", self.model, MODELS)):
             if value not in known:
                 raise ValueError(f"{option} takes one of {', '.join(known)}; got {value!r}")
+        fitting = models_of_task(self.task)
+        if self.model not in fitting:
+            raise ValueError(
+                f"model takes one of {', '.join(fitting)} for the task {self.task}; "
+                f"got {self.model!r}"
+            )
         for option in ("seed", "data_seed"):
             value = getattr(self, option)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -127,6 +133,17 @@ class RunConfig:
     def first_difference(self, other: RunConfig) -> str | None:
         """The first name with another value in `other`, in words; None if all are equal."""
         return _first_difference(self.as_dict(), other.as_dict())
+
+
+def models_of_task(task: str) -> tuple[str, ...]:
+    """The models that can read a task: trees need the hierarchical encoder, which writes no text.
+
+    >>> models_of_task("coco18"), models_of_task("copy")
+    (('hsa', 'fsa', 'deepset'), ('standard', 'hkt', 'hsa'))
+    """
+    if task in TREE_TASKS:
+        return ("hsa", "fsa", "deepset")
+    return ("standard", "hkt", "hsa") if task in LANGUAGE_TASKS else MODELS
 
 
 def read_assignment(text: str) -> tuple[str, Any]:

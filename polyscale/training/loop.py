@@ -113,7 +113,7 @@ class _Run:
         self.data, self.settings, self.seed, self.output = data, settings, seed, output
         self.name = name
         self.state = RunState()
-        self.plain = model
+        self.plain = model.train()  # what comes from `from_pretrained` is in evaluation mode
         if settings.shard:
             shard(model, accelerator)
         runnable: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]

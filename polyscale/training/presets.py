@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyscale.data.tasks import TASKS
+from polyscale.data.tasks import TASKS, TREE_TASKS
 from polyscale.training.config import MODELS, RunConfig
 from polyscale.training.settings import TrainingSettings
 
@@ -22,6 +22,26 @@ _SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
     "paper": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "dropout": 0.1},
 }
+# Trees, as in the HSA paper: one layer of 3 heads, d = 128. Heads need equal widths, so that is
+# 126 = 3 x 42 here; `paper` takes 128 for each head, which comes near its 1.2 M parameters.
+_TREE_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3},
+    "small": {
+        "hidden_size": 126,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "intermediate_size": 252,
+        "dropout": 0.1,
+    },
+    "paper": {
+        "hidden_size": 384,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "intermediate_size": 384,
+        "dropout": 0.1,
+    },
+}
+_SMALL_TEXTS = {"embedding": "learned", "train": 2_000, "validation": 200, "test": 200}
 _TINY_TRAINING = {
     "steps": 40,
     "batch_size": 16,
@@ -36,7 +56,16 @@ _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "paper"): {"preset": "t512"},
     ("mqar", "tiny"): {"train": 2_000, "validation": 200, "test": 200},
     ("copy", "tiny"): {"train": 2_000, "validation": 200, "test": 200},
+    ("imdb-words", "tiny"): _SMALL_TEXTS,
+    ("imdb-words", "small"): {"train": 8_000, "validation": 1_000, "test": 5_000},
+    ("agnews-words", "tiny"): _SMALL_TEXTS,
+    ("agnews-words", "small"): {"train": 16_000, "validation": 1_000},
+    ("sst2-words", "tiny"): _SMALL_TEXTS,
+    ("sst2-words", "small"): {"train": 32_000, "validation": 2_000},
+    ("coco18", "tiny"): {"embedding": "learned"},
 }
+# 30 epochs of batches of 64; the learning rate is that of the paper.
+_HSA_PAPER: dict[str, Any] = {"batch_size": 64, "learning_rate": 2e-5}
 _TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "small"): {"steps": 15_000, "batch_size": 32, "bucket_by_length": True},
     ("listops", "paper"): {"steps": 30_000, "batch_size": 64, "bucket_by_length": True},
@@ -54,6 +83,14 @@ _TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("mqar", "paper"): {"steps": 20_000, "batch_size": 128},
     ("copy", "small"): {"steps": 3_000, "batch_size": 64},
     ("copy", "paper"): {"steps": 10_000, "batch_size": 64},
+    ("imdb-words", "small"): {"steps": 350, "batch_size": 32, "evaluate_every": 50},
+    ("imdb-words", "paper"): _HSA_PAPER | {"steps": 10_500},
+    ("agnews-words", "small"): {"steps": 1_000, "batch_size": 64, "evaluate_every": 100},
+    ("agnews-words", "paper"): _HSA_PAPER | {"steps": 15_500},
+    ("sst2-words", "small"): {"steps": 2_000, "batch_size": 64, "evaluate_every": 200},
+    ("sst2-words", "paper"): _HSA_PAPER | {"steps": 30_000},
+    ("coco18", "small"): {"steps": 1_000, "batch_size": 64, "evaluate_every": 100},
+    ("coco18", "paper"): _HSA_PAPER | {"steps": 4_600},
 }
 
 
@@ -77,7 +114,7 @@ def preset_config(
     ):
         if value not in known:
             raise ValueError(f"{option} takes one of {', '.join(known)}; got {value!r}")
-    options = dict(_SIZES[preset])
+    options = dict(_TREE_SIZES[preset] if task in TREE_TASKS else _SIZES[preset])
     if model == "hkt":
         options["levels"] = LEVELS if levels is None else levels
     elif levels is not None:

@@ -2,14 +2,18 @@
 
 import gzip
 import hashlib
+import io
 import json
 
 import numpy as np
+from PIL import Image
 
 from polyscale.data import files, stream
 from polyscale.data.images import LABEL_NAMES
 
 WORDS = ("naïve", "café", "film", "plot", "日本", "🙂", "dull", "grand", "ending", "cast")
+
+COLOURS = ("green", "teal", "violet", "red")
 
 TEXT_FILES = {
     "imdb-char": ("imdb_train.jsonl.gz", "imdb_test.jsonl.gz", 2),
@@ -57,6 +61,35 @@ def write_images(folder, **changes):
     return folder / "cifar10_gray.npz"
 
 
+def write_records(folder, count=80):
+    """COCO18 in small: coloured squares, captions that name the class, the last quarter for test.
+
+    The classes are 0 to 3; every tenth record has no single label.
+    """
+    files, lines = [], []
+    for i in range(count):
+        label = i % 4
+        image = Image.new("RGB", (64, 64), (60 * label, 255 - 60 * label, (7 * i) % 256))
+        stream = io.BytesIO()
+        image.save(stream, "JPEG")
+        files.append(stream.getvalue())
+        row = {
+            "i": i,
+            "split": "train" if i < 3 * count // 4 else "test",
+            "text": f"A photo of {COLOURS[label]} things. It is nice.",
+            "labels": [label],
+            "label": None if i % 10 == 9 else label,
+        }
+        lines.append(json.dumps(row) + "\n")
+    np.savez_compressed(
+        folder / "coco18_mm_64px.npz",
+        jpeg=np.frombuffer(b"".join(files), dtype=np.uint8),
+        offset=np.cumsum([0, *map(len, files)]),
+        class_names=np.array(COLOURS),
+    )
+    write(folder / "coco18_mm_text.jsonl.gz", gzip.compress("".join(lines).encode()))
+
+
 def stream_bytes(count=2_000):
     pages = "".join(f"<page>{i} café {WORDS[i % 10]}</page>\n" for i in range(count))
     return pages.encode()[:count]
@@ -77,6 +110,7 @@ def make_folder(folder, monkeypatch):
     for name in TEXT_FILES:
         write_texts(folder, name)
     write_images(folder)
+    write_records(folder)
     write(folder / "enwik8_20mb.gz", gzip.compress(stream_bytes()))
     accept(monkeypatch, folder)
     return folder

@@ -145,7 +145,7 @@ def test_other_content_under_a_known_name_is_refused_with_both_checksums(folder)
 
 
 def test_the_known_checksums_are_the_published_ones():
-    assert len(files.CHECKSUMS) == 8
+    assert len(files.CHECKSUMS) == 10
     assert all(len(checksum) == 64 for checksum in files.CHECKSUMS.values())
     assert files.CHECKSUMS["imdb_train.jsonl.gz"].startswith("bfdcb58d2cf7aca8144bb2810fb16a50")
 

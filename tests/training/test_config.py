@@ -2,7 +2,7 @@ import pytest
 
 from polyscale.data.tasks import TASKS
 from polyscale.training.builders import model_for_task
-from polyscale.training.config import MODELS, RunConfig, read_assignment
+from polyscale.training.config import MODELS, RunConfig, models_of_task, read_assignment
 from polyscale.training.presets import PRESETS, preset_config
 
 CONFIG = RunConfig(
@@ -35,7 +35,9 @@ def test_a_small_file_is_enough_and_defaults_fill_the_rest(tmp_path):
         ("- 1\n", "takes a mapping"),
         ("task: copy\n", "needs 'model'"),
         ("task: sudoku\nmodel: hkt\n", "task takes one of listops, .*got 'sudoku'"),
-        ("task: copy\nmodel: mamba\n", "model takes one of standard, hkt, hsa; got 'mamba'"),
+        ("task: copy\nmodel: mamba\n", "model takes one of standard, hkt, .*; got 'mamba'"),
+        ("task: coco18\nmodel: hkt\n", "one of hsa, fsa, deepset for the task coco18; got 'hkt'"),
+        ("task: copy\nmodel: fsa\n", "one of standard, hkt, hsa for the task copy; got 'fsa'"),
         ("task: copy\nmodel: hkt\nlevels: 3\n", "takes task, model.*got 'levels'"),
         ("task: copy\nmodel: hkt\ntraining: {lr: 1}\n", "training takes steps.*got 'lr'"),
         ("task: copy\nmodel: hkt\ntraining: {steps: 0}\n", "steps takes at least 1"),
@@ -94,9 +96,16 @@ def test_an_assignment_without_a_value_is_refused():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("task", TASKS)
 def test_every_preset_is_a_valid_run_for_every_model(task, preset):
-    for model in MODELS:
+    models = models_of_task(task)
+    for model in models:
         config = preset_config(task, model, preset)
         assert RunConfig.from_dict(config.as_dict()) == config
+        assert config.training == preset_config(task, models[0], preset).training, "one budget"
+    for model in set(MODELS) - set(models):
+        with pytest.raises(ValueError, match=f"for the task {task}; got '{model}'"):
+            preset_config(task, model, preset)
+    if "hkt" not in models:
+        return
     standard, hkt = (preset_config(task, model, preset) for model in ("standard", "hkt"))
     assert standard.training == hkt.training, "one budget for all"
     assert {**standard.model_options, "levels": 3} == hkt.model_options

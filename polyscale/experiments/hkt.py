@@ -1,4 +1,4 @@
-"""The tables of the papers, run again: what to run, and the tables of what came out."""
+"""The table of the HKT paper and its ablations: what to run, and the tables of what came out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from polyscale.training.files import write_json, write_text
 from polyscale.training.presets import preset_config
 from polyscale.training.result import RunResult
 
-REPRODUCTIONS = ("hkt",)
 PRESETS = {"cpu": "small", "paper": "paper"}
 SEEDS = (0, 1, 2)
 RESULTS_JSON = "results.json"
@@ -49,13 +48,6 @@ _ABLATIONS: dict[str, dict[str, Any]] = {
     "hkt-mean-downsampling": {"downsampling": "mean"},
     "hkt-own-projections": {"shared_projections": False},
 }
-
-
-def plan(what: str, preset: str = "cpu") -> list[PlannedRun]:
-    """All runs of a reproduction."""
-    if what not in REPRODUCTIONS:
-        raise ValueError(f"reproduce takes one of {', '.join(REPRODUCTIONS)}; got {what!r}")
-    return plan_hkt(preset)
 
 
 def plan_hkt(preset: str = "cpu") -> list[PlannedRun]:

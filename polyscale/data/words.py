@@ -1,0 +1,92 @@
+"""IMDB, AG News and SST-2 as trees of words, for the hierarchical encoder and its baselines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyscale.data.documents import (
+    TEXT,
+    TREES,
+    DocumentSplit,
+    TreeCollate,
+    read_document,
+    split_words,
+)
+from polyscale.data.options import whole
+from polyscale.data.splits import TaskData
+from polyscale.data.texts import LabelledTexts, load_texts
+from polyscale.data.vectors import embed_words
+
+# The sets of texts behind the tasks.
+TEXTS = {"imdb-words": "imdb-char", "agnews-words": "agnews", "sst2-words": "sst2"}
+
+
+def load_words(
+    name: str,
+    data_dir: Path | str | None,
+    seed: int,
+    *,
+    embedding: str,
+    width: int,
+    tree: str,
+    max_tokens: int | None,
+    sizes: dict[str, int | None],
+) -> TaskData:
+    """A set of texts as trees. Vocabulary and vectors come from all training texts.
+
+    `sizes` are those of the splits: so many texts, drawn at random, of those there are; None for
+    all of them.
+    """
+    if tree not in TREES:
+        raise ValueError(f"tree takes one of {', '.join(TREES)}; got {tree!r}")
+    whole("width", width, 1)
+    if max_tokens is not None:
+        whole("max_tokens", max_tokens, 1)
+    texts = load_texts(TEXTS[name], data_dir, seed=seed, task=name)
+    words = embed_words([split_words(text) for text in texts.train.texts], embedding, width, seed)
+    splits, cut = {}, {}
+    for part, size in sizes.items():
+        side = take(getattr(texts, part), part, size, seed)
+        documents = [read_document(text, max_tokens) for text in side.texts]
+        if max_tokens is not None:
+            cut[part] = sum(len(split_words(text)) > max_tokens for text in side.texts)
+        splits[part] = DocumentSplit(documents, side.labels, words.vocabulary, tree=tree, seed=seed)
+    test = splits["test"]
+    source: dict[str, Any] = {
+        **texts.source,
+        "splits": {part: len(split) for part, split in splits.items()},
+        "whole_splits": texts.source["splits"],
+        "vectors": words.source,
+        "cut_to_max_tokens": cut,
+    }
+    return TaskData(
+        name=name,
+        kind="classification",
+        train=splits["train"],
+        validation=splits["validation"],
+        test=test,
+        collate=TreeCollate(words.tables(TEXT)),
+        vocab_size=None,
+        input_channels=None,
+        num_labels=len(texts.label_names),
+        max_length=max(int(split.lengths.max()) for split in splits.values()),
+        pad_token_id=None,
+        label_names=texts.label_names,
+        source=source,
+        example=f"{test.text(0)[:400]} -> {texts.label_names[int(test.labels[0])]}",
+        modalities={TEXT: words.kind},
+    )
+
+
+def take(side: LabelledTexts, part: str, size: int | None, seed: int) -> LabelledTexts:
+    """`size` texts of a split drawn at random, in their order; all of them if None."""
+    if size is None:
+        return side
+    if whole(part, size, 1) > len(side):
+        raise ValueError(f"{part} takes at most {len(side)}, which is all there are; got {size}")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(side), generator=generator)[:size].sort().values
+    return LabelledTexts([side.texts[index] for index in chosen.tolist()], side.labels[chosen])

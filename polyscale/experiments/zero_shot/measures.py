@@ -1,0 +1,128 @@
+"""What is measured of a classifier before and after an injection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polyscale.data.splits import TokenSplit
+from polyscale.experiments.zero_shot.injections import Injection
+from polyscale.inject import restore
+from polyscale.inject.measure import Certificate, make_batches, watch
+
+BATCH_TOKENS = 4_096  # of one forward pass, so that short texts come in large batches
+
+
+@contextmanager
+def injected(model: PreTrainedModel, injection: Injection | None, tokenizer: Any) -> Iterator[None]:
+    """Inject for a while; None leaves the model as it is."""
+    if injection is None:
+        yield
+        return
+    injection.apply(model, tokenizer)
+    try:
+        yield
+    finally:
+        restore(model)
+
+
+@torch.no_grad()
+def predict(model: PreTrainedModel, split: TokenSplit, collate: Any) -> Tensor:
+    """Return the class that the model gives to each text, [N]."""
+    model.eval()
+    found = torch.zeros(len(split), dtype=torch.int64)
+    # Alike lengths together: less padding. The longest first, which says how many fit a batch.
+    order = split.lengths.argsort(stable=True, descending=True)
+    at = 0
+    while at < len(order):
+        size = max(1, BATCH_TOKENS // int(split.lengths[order[at]]))
+        indices = order[at : at + size]
+        batch = collate([split[int(index)] for index in indices])
+        batch.pop("labels")
+        found[indices] = model(**batch).logits.argmax(-1)
+        at += size
+    return found
+
+
+def as_text(predictions: Tensor) -> str:
+    """Predictions as one digit each, which a results file has room for."""
+    if predictions.numel() and int(predictions.max()) > 9:
+        raise ValueError(f"predictions: got class {int(predictions.max())}, takes classes 0..9")
+    return "".join(str(number) for number in predictions.tolist())
+
+
+def from_text(text: str) -> Tensor:
+    """Undo `as_text`.
+
+    >>> from_text(as_text(torch.tensor([3, 0, 1]))).tolist()
+    [3, 0, 1]
+    """
+    return torch.tensor([int(digit) for digit in text])
+
+
+def compare(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy before and after in percent, and the points lost, with their standard errors.
+
+    The same texts are classified twice, so the error of the difference is that of its mean over
+    texts, which is smaller than that of either accuracy if few answers change.
+
+    >>> labels = torch.tensor([0, 1, 1, 0])
+    >>> compare(labels, torch.tensor([0, 1, 0, 0]), labels)["lost"]
+    25.0
+    """
+    if not len(labels):
+        raise ValueError("labels: got none, takes at least one text")
+    right, still = (before == labels).double(), (after == labels).double()
+    lost = right - still
+    spread = float(lost.std(correction=1)) if len(lost) > 1 else 0.0
+    accuracy = float(still.mean())
+    return {
+        "texts": len(labels),
+        "accuracy_before": 100 * float(right.mean()),
+        "accuracy": 100 * accuracy,
+        "accuracy_error": 100 * math.sqrt(accuracy * (1 - accuracy) / len(labels)),
+        "lost": 100 * float(lost.mean()),
+        "lost_error": 100 * spread / math.sqrt(len(lost)),
+        "agreement": 100 * float((before == after).double().mean()),
+    }
+
+
+def certify(
+    model: PreTrainedModel,
+    kinds: Sequence[Injection],
+    texts: Sequence[str],
+    tokenizer: Any,
+    length: int,
+) -> list[dict[str, Any]]:
+    """Return, for each kind of injection, the KL of each layer and the attention FLOPs of one.
+
+    The KL to the layer's own softmax, by the certificate, is in nats per token and head, sinks
+    counted as tied; the layers before it are as they were. FLOPs are those of one text at its real
+    length, on average.
+    """
+    settings = [one.settings(tokenizer) for one in kinds]
+    batches = make_batches(list(texts), tokenizer, 16, length)
+    certificate = Certificate(settings)
+    model.eval()
+    watch(model, batches, certificate, any(one.needs_tokens for one in settings))
+    found = []
+    for number, kind in enumerate(kinds):
+        layers = sorted(certificate.flat)
+        before = certificate.flat[layers[0]] / len(texts)
+        after = certificate.flops[number, layers[0]] / len(texts)
+        found.append(
+            {
+                "kind": kind.kind,
+                "kl": [certificate.mean_kl(number, layer) for layer in layers],
+                "flops_before": round(before),
+                "flops_after": round(after),
+                "saved": 1 - after / before,
+            }
+        )
+    return found

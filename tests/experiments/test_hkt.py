@@ -1,0 +1,57 @@
+import json
+
+import pytest
+
+from polyscale.experiments import hkt as reproduction
+from polyscale.experiments import plan
+from polyscale.training.compare import PlannedRun, plan_comparison
+from tests.training.runs import SMALL
+
+
+def test_a_reproduction_brings_its_tables_up_to_date_after_every_run(tmp_path, monkeypatch):
+    small = [
+        PlannedRun("listops", run.config)
+        for run in plan_comparison(SMALL, ["standard", "hkt"], [0, 1], levels=2)
+    ]
+    seen = []
+    write = reproduction.write_tables
+
+    def look(output, *, command):
+        write(output, command=command)
+        results = json.loads((output / "results.json").read_text())["runs"]
+        seen.append([(run["model"], run["seed"]) for run in results])
+        text = (output / "RESULTS.md").read_text(encoding="utf-8")
+        assert ("| listops | 0" in text) == (len(results) > 1)
+
+    monkeypatch.setattr(reproduction, "write_tables", look)
+    reproduction.reproduce(small[:3], tmp_path, command="polyscale", progress=False)
+    with pytest.raises(FileExistsError, match="resume"):
+        reproduction.reproduce(small, tmp_path, command="polyscale", progress=False)
+    reproduction.reproduce(small, tmp_path, command="polyscale", progress=False, resume=True)
+    assert [len(runs) for runs in seen] == [1, 2, 3, 2 + 1, 3, 3, 4]
+    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert "50.33 ± 0.12" in text
+    assert "| Transformer | 36.37 | 42.44 | 64.27 |" in text
+    record = json.loads((tmp_path / "results.json").read_text())["runs"][0]
+    assert {"task", "model", "seed", "test_accuracy", "config", "git_commit", "seconds"} <= {
+        *record
+    }
+
+
+def test_the_plan_of_the_paper_has_every_seed_and_every_ablation():
+    cpu, paper = plan("hkt", "cpu"), plan("hkt", "paper")
+    assert len({run.folder(reproduction.Path("x")) for run in paper}) == len(paper)
+    main = [run for run in cpu if run.config.name in ("standard", "hkt")]
+    assert cpu[: len(main)] == main, "first the paired seeds, then the ablations"
+    assert {(run.table, run.config.name, run.config.seed) for run in main} == {
+        (task, model, seed)
+        for task in ("imdb-char", "listops", "scifar10")
+        for model in ("standard", "hkt")
+        for seed in (0, 1, 2)
+    }
+    for table in ("imdb-char", "listops", "scifar10"):
+        names = {run.config.name for run in paper if run.table == table}
+        assert len(names) == 2 + 7
+    for what, preset in (("gpt", "cpu"), ("hkt", "gpu")):
+        with pytest.raises(ValueError, match="takes one of"):
+            plan(what, preset)
