@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from polyscale.bench.hkt_limits import attention_flops, bytes_per_token, step_flops
+from polyscale.bench.hkt_limits import attention_flops, bytes_per_token, step_flops, time_by_part
 from polyscale.bench.peers import peers, positions_seen
 from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
 from polyscale.layers.hkt import HKTAttention
@@ -172,6 +172,8 @@ def compare_training(batch: int, length: int, rounds: int = 9) -> Row:
         "flop_ratio": flops["hkt"] / flops["standard"],
         "hkt_gigaflops": flops["hkt"] / seconds["hkt"] / 1e9,
         "standard_gigaflops": flops["standard"] / seconds["standard"] / 1e9,
+        "hkt_parts": time_by_part(steps["hkt"]),
+        "standard_parts": time_by_part(steps["standard"]),
     }
 
 
@@ -316,6 +318,13 @@ def to_markdown(result: dict[str, Any]) -> str:
             f"{_milli(row['standard_seconds'])} | {row['ratio']:.2f} | {row['flop_ratio']:.2f} | "
             f"{row['hkt_gigaflops']:.0f} | {row['standard_gigaflops']:.0f} |"
         )
+    lines += ["", "Where the time of such a step goes (profiled, one step):", ""]
+    parts = list(result["training"][0]["hkt_parts"])
+    lines += [f"| T | levels | {' | '.join(parts)} |", "|---" * (len(parts) + 2) + "|"]
+    for row in result["training"]:
+        for name, levels in (("hkt", result["levels"]), ("standard", 1)):
+            times = " | ".join(_milli(row[f"{name}_parts"][part]) for part in parts)
+            lines.append(f"| {row['length']:,} | {levels} | {times} |")
     lines += [
         "",
         "## Decoding with a cache, tokens per second",

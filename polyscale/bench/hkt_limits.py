@@ -1,6 +1,9 @@
-"""What the measured work needs at least: products and bytes, the ends of a roofline."""
+"""What the measured work needs at least, products and bytes, and where its time goes."""
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from polyscale.ops.hkt.cost import score_flop_ratio
 from polyscale.ops.hkt.layout import level_length
@@ -39,3 +42,28 @@ def bytes_per_token(model: Any, context: int) -> int:
     weights = sum(parameter.numel() for parameter in model.parameters())
     entries = context + sum(level_length(context, level) for level in range(config.levels))
     return 4 * (weights + config.num_hidden_layers * config.hidden_size * entries)
+
+
+# Operations by what their time is spent on; the first part of a name that fits decides.
+_PARTS = {
+    "attention forward": ("polyscale::hkt_attention",),
+    "attention backward": ("polyscale::hkt_projected_backward", "polyscale::hkt_backward"),
+    "downsampling": ("polyscale::hkt_downsample",),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
+}
+
+
+def time_by_part(step: Callable[[], object], rounds: int = 3) -> dict[str, float]:
+    """Seconds of one step in attention, downsampling, matrix products and all the rest."""
+    activity = torch.profiler.ProfilerActivity.CPU
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        with torch.profiler.profile(activities=[activity]) as profile:
+            step()
+        found = dict.fromkeys((*_PARTS, "the rest"), 0.0)
+        for event in profile.key_averages():
+            names = (part for part, starts in _PARTS.items() if event.key.startswith(starts))
+            found[next(names, "the rest")] += event.self_cpu_time_total / 1e6
+        if not best or sum(found.values()) < sum(best.values()):
+            best = found
+    return best

@@ -81,6 +81,8 @@ def test_every_measurement_of_hkt_gives_a_row():
     assert training["ratio"] > 0
     # Two of twelve squares more for three quarters of the tokens: 1.125, attention and head aside.
     assert 1.1 < training["flop_ratio"] < 1.15
+    assert training["hkt_parts"].keys() == training["standard_parts"].keys()
+    assert training["hkt_parts"]["matrix products"] > 0
     decoding = hkt.compare_decoding(20, tokens=2, rounds=1)
     assert decoding["ratio"] > 0
     assert 0.7 < decoding["bandwidth_ratio"] < 1
