@@ -28,7 +28,7 @@ demo: $(STAMP)
 	$(BIN)/polyscale demo --output runs/demo
 
 test: $(STAMP) test-torch-only
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # The package in a second environment that has torch and nothing else.
 test-torch-only: $(STAMP)

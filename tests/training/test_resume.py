@@ -16,7 +16,7 @@ from polyscale.training.run import run
 from tests.training.runs import SMALL
 
 SCRIPT = Path(__file__).with_name("runs.py")
-LONG = {"training.steps": 400, "training.evaluate_every": 5, "training.snapshots": 2}
+LONG = {"training.steps": 160, "training.evaluate_every": 4, "training.snapshots": 2}
 # What the clock decides.
 TIMED = ("seconds", "training_seconds", "samples_per_second", "finished")
 
@@ -54,7 +54,7 @@ def whole_and_killed(tmp_path_factory):
 
 
 def test_the_weights_are_equal_bit_for_bit(whole_and_killed):
-    for name in ("model.safetensors", "snapshots/step-000200/model.safetensors"):
+    for name in ("model.safetensors", "snapshots/step-000080/model.safetensors"):
         one, other = (load_file(folder / name) for folder in whole_and_killed)
         assert one.keys() == other.keys()
         assert all(one[key].equal(other[key]) for key in one)
@@ -65,7 +65,7 @@ def test_curves_and_results_are_equal(whole_and_killed):
     for name in TIMED:
         one.pop(name), other.pop(name)
     assert one == other
-    assert len(one["train_curve"]) == 400
+    assert len(one["train_curve"]) == 160
 
 
 def test_the_log_holds_every_point_once(whole_and_killed):
@@ -75,7 +75,7 @@ def test_the_log_holds_every_point_once(whole_and_killed):
     ]
     events = [sorted((e["event"], e["step"], e["loss"]) for e in log) for log in logs]
     assert events[0] == events[1]
-    assert len(events[0]) == 400 + 80
+    assert len(events[0]) == 160 + 40
 
 
 def test_a_finished_run_has_no_checkpoints_left(whole_and_killed):
