@@ -104,7 +104,7 @@ def _final(lab: Lab, size: TaskSize, name: str, config: dict[str, Any]) -> Unit:
 def _fine_tune(lab: Lab, size: TaskSize) -> dict[str, Any]:
     data = lab.texts(size).data
     assert data.num_labels is not None
-    settings = size.training(lab.preset.learning_rate)
+    settings = size.training(lab.preset.learning_rate, bf16=lab.preset.bf16)
     trained = train(
         partial(lab.source.classifier, data.num_labels),
         data,
@@ -150,11 +150,17 @@ def _measure(
     model: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
     """Accuracy with an injection, against what the fine-tuned model said before it."""
-    split = _split(lab, size, part)
-    model = model if model is not None else lab.classifier(size)
+    split, collate = _split(lab, size, part), lab.texts(size).data.collate
     before = from_text(lab.records.values(f"{size.name}/original/{part}")["predictions"])
+    known, first = None, 0
+    if model is None and injection is not None:
+        model, first = lab.classifier(size), injection.layers[0]
+        known = lab.block_outputs(size, part)
+        if not known.batches:
+            predict(model, split, collate, known)
+    model = model if model is not None else lab.classifier(size)
     with injected(model, injection, lab.tokenizer):
-        after = predict(model, split, lab.texts(size).data.collate)
+        after = predict(model, split, collate, known, first)
     values: dict[str, Any] = dict(compare(before, after, split.labels))
     if injection is not None:
         values["saved_at_length"] = injection.saved_at(size.flops_length, *lab.head_shape)
@@ -234,6 +240,7 @@ def _recover(lab: Lab, size: TaskSize, name: str, injection: Injection | None) -
         schedule="linear",
         warmup_steps=max(1, preset.recovery_steps // 20),
         bucket_by_length=True,
+        bf16=preset.bf16,
         evaluate_every=max(1, preset.recovery_steps // 2),
         snapshots=preset.recovery_points,
     )

@@ -81,13 +81,11 @@ def _open(output: Path, head: dict[str, Any], *, resume: bool) -> Records:
 
 
 def all_units(lab: Lab) -> list[Unit]:
-    """Everything that is to be done, in order; the first task before what takes longer."""
-    first, *others = lab.preset.tasks
+    """Everything that is to be done, in order; last what wants a machine to itself."""
     return [
-        *task_units(lab, first),
-        *timing_units(lab),
+        *(unit for size in lab.preset.tasks for unit in task_units(lab, size)),
         *embedding_units(lab),
-        *(unit for size in others for unit in task_units(lab, size)),
+        *timing_units(lab),
     ]
 
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from polyscale.experiments.zero_shot.presets import Preset, TaskSize
 from polyscale.experiments.zero_shot.pretrained import Pretrained
 from polyscale.experiments.zero_shot.records import Records
+from polyscale.experiments.zero_shot.replay import BlockOutputs
 from polyscale.experiments.zero_shot.texts import TaskTexts, load_task_texts
 from polyscale.inject.modules import attention_layers
 from polyscale.training.loop import quiet_transformers
@@ -44,6 +45,7 @@ class Lab:
     say: Callable[[str], None] = print
     _texts: dict[str, TaskTexts] = field(default_factory=dict)
     _models: dict[str, PreTrainedModel] = field(default_factory=dict)
+    _outputs: dict[str, BlockOutputs] = field(default_factory=dict)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -71,6 +73,14 @@ class Lab:
             self._texts.clear()
             self._texts[size.name] = load_task_texts(size, self.tokenizer, self.data_dir, self.seed)
         return self._texts[size.name]
+
+    def block_outputs(self, size: TaskSize, part: str) -> BlockOutputs:
+        """What the blocks of the fine-tuned model give on a part of the test texts."""
+        name = f"{size.name}/{part}"
+        if name not in self._outputs:
+            self._outputs.clear()  # gigabytes, for long texts
+            self._outputs[name] = BlockOutputs()
+        return self._outputs[name]
 
     def folder(self, size: TaskSize) -> Path:
         """Where the fine-tuned weights of a task are."""

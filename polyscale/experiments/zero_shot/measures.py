@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from polyscale.data.splits import TokenSplit
 from polyscale.experiments.zero_shot.injections import Injection
+from polyscale.experiments.zero_shot.replay import BlockOutputs
 from polyscale.inject import restore
 from polyscale.inject.measure import Certificate, make_batches, watch
 
@@ -33,21 +34,40 @@ def injected(model: PreTrainedModel, injection: Injection | None, tokenizer: Any
 
 
 @torch.no_grad()
-def predict(model: PreTrainedModel, split: TokenSplit, collate: Any) -> Tensor:
-    """Return the class that the model gives to each text, [N]."""
+def predict(
+    model: PreTrainedModel,
+    split: TokenSplit,
+    collate: Any,
+    known: BlockOutputs | None = None,
+    first: int = 0,
+) -> Tensor:
+    """Return the class that the model gives to each text, [N].
+
+    With `known`, the outputs of the blocks before `first` are taken from there; if it is empty,
+    it is filled, and the model has to be without an injection.
+    """
     model.eval()
     found = torch.zeros(len(split), dtype=torch.int64)
+    recording = known is not None and not known.batches
+    for number, indices in enumerate(_batches(split)):
+        batch = collate([split[int(index)] for index in indices])
+        batch.pop("labels")
+        context: AbstractContextManager[None] = nullcontext()
+        if known is not None:
+            context = known.record(model) if recording else known.replay(model, number, first)
+        with context:
+            found[indices] = model(**batch).logits.argmax(-1)
+    return found
+
+
+def _batches(split: TokenSplit) -> Iterator[Tensor]:
     # Alike lengths together: less padding. The longest first, which says how many fit a batch.
     order = split.lengths.argsort(stable=True, descending=True)
     at = 0
     while at < len(order):
         size = max(1, BATCH_TOKENS // int(split.lengths[order[at]]))
-        indices = order[at : at + size]
-        batch = collate([split[int(index)] for index in indices])
-        batch.pop("labels")
-        found[indices] = model(**batch).logits.argmax(-1)
+        yield order[at : at + size]
         at += size
-    return found
 
 
 def as_text(predictions: Tensor) -> str:

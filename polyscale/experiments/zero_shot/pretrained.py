@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -42,10 +43,17 @@ class Pretrained:
         return self._load(AutoModel, use_safetensors=True).eval()
 
     def classifier(self, labels: int) -> PreTrainedModel:
-        """Return the model with a classifier head that is still random, ready for training."""
+        """Return the model with a classifier head that is still random, ready for training.
+
+        Without dropout of attention weights: injected layers have none, and so all train alike.
+        """
+        config = self._load(AutoConfig, num_labels=labels)
+        for name in ("attention_probs_dropout_prob", "attention_dropout"):
+            if hasattr(config, name):
+                setattr(config, name, 0.0)
         # Loading leaves a model in evaluation mode, in which it would train without dropout.
         return self._load(
-            AutoModelForSequenceClassification, num_labels=labels, use_safetensors=True
+            AutoModelForSequenceClassification, config=config, use_safetensors=True
         ).train()
 
     def _load(self, kind: Any, **options: Any) -> Any:
