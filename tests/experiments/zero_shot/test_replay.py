@@ -36,7 +36,7 @@ def test_replayed_predictions_are_those_of_the_whole_model(
     ran: list[int] = []
     for number, block in enumerate(blocks(model)):
         block.attention.register_forward_hook(lambda *_, number=number: ran.append(number))
-    with injected(model, Injection((1,), (2, 2), "blocks"), source.tokenizer()):
+    with injected(model, Injection((1,), (2, 2), "blocks", ()), source.tokenizer()):
         whole = predict(model, split, collate)
         assert set(ran) == {0, 1}
         ran.clear()
