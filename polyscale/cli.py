@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from polyscale._memory import keep_freed_memory
+
 if TYPE_CHECKING:
     import typer
 
@@ -44,6 +46,7 @@ def main() -> None:
     if missing:
         names = ", ".join(missing)
         _stop(f"{names} not installed; run: pip install 'polyscale[train]'", code=1)
+    keep_freed_memory()
     _make_app()(prog_name="polyscale")
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from polyscale.bench.hkt_accuracy import accuracy_lines, compare_accuracy
 from polyscale.bench.hkt_limits import attention_flops, bytes_per_token, step_flops, time_by_part
 from polyscale.bench.peers import peers, positions_seen
 from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
@@ -60,13 +61,16 @@ def run(quick: bool = False, say: Callable[[str], None] = print) -> dict[str, An
         rows += [compare_operation(shape, grad=grad, rounds=rounds) for grad in (False, True)]
     say("a training step")
     step_shapes = ((8, 256),) if quick else ((16, 512), (4, 2048))
-    training = [compare_training(*shape, rounds=rounds) for shape in step_shapes]
+    # A step is long, and its ratio is read to the hundredth.
+    training = [compare_training(*shape, rounds=2 * rounds) for shape in step_shapes]
     say("decoding")
     contexts = (1024,) if quick else (1024, 2048, 4096, 8192, 16384)
     decoding = [compare_decoding(context, rounds=rounds) for context in contexts]
     say("memory")
     memory_length = 1024 if quick else 8192
     memory = {name: peak_bytes(name, memory_length) for name in ("hkt", "sdpa")}
+    say("accuracy")
+    accuracy = compare_accuracy(seeds=1 if quick else 8)
     say("layers and peers")
     layers = [row for size in ((1024,) if quick else (1024, 4096)) for row in compare_layers(size)]
     forward = [row for row in rows if row["pass"] == "forward" and row["shape"][3] == 64]
@@ -81,6 +85,7 @@ def run(quick: bool = False, say: Callable[[str], None] = print) -> dict[str, An
         "training": training,
         "decoding": decoding,
         "peak_bytes": {"length": memory_length, **memory},
+        "accuracy": accuracy,
         "layers": layers,
     }
 
@@ -307,7 +312,12 @@ def to_markdown(result: dict[str, Any]) -> str:
         f"## A training step of a small transformer, {result['levels']} levels against one",
         "",
         f"Asked for: at most {TRAINING_BAR}. FLOPs: the ratio of the matrix products alone, what a "
-        "step would cost if everything else were free.",
+        "step would cost if everything else were free. "
+        + (
+            "Freed memory is kept for the next tensor, as in `polyscale train`."
+            if about["keeps_freed_memory"]
+            else "Freed memory goes back to the system."
+        ),
         "",
         "| batch | T | HKT | standard | ratio | FLOPs | HKT GFLOP/s | standard GFLOP/s |",
         "|---|---|---|---|---|---|---|---|",
@@ -349,6 +359,7 @@ def to_markdown(result: dict[str, Any]) -> str:
         f"{peak['hkt'] / 2**20:,.0f} MiB, SDPA {peak['sdpa'] / 2**20:,.0f} MiB, ratio "
         f"{peak['hkt'] / peak['sdpa']:.2f} (asked for: at most {MEMORY_BAR}).",
         "",
+        *accuracy_lines(result["accuracy"]),
         "## Layers, projections included, forward, bidirectional",
         "",
         "Peers compute other functions; the share of the input that the middle of the output "

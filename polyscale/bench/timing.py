@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from polyscale._memory import keeps_freed_memory
+
 
 def best_seconds(
     candidates: Mapping[str, Callable[[], object]], rounds: int = 9, warm_up: int = 1
@@ -73,6 +75,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "keeps_freed_memory": keeps_freed_memory(),
     }
 
 

@@ -6,6 +6,12 @@ import torch
 from typer.testing import CliRunner
 
 from polyscale.bench import hkt, hsa
+from polyscale.bench.hkt_accuracy import (
+    GRADIENT_BAR,
+    VALUE_BAR,
+    accuracy_lines,
+    compare_accuracy,
+)
 from polyscale.bench.peers import peers, positions_seen
 from polyscale.bench.timing import (
     added_memory,
@@ -70,6 +76,18 @@ def test_every_measurement_of_hsa_gives_a_row():
     assert seen["HSA, blocks"] == 1.0
     decode = hsa.decode_seconds(100, tokens=4, rounds=1)
     assert decode["entries"] < 100
+
+
+def test_errors_are_measured_against_what_the_inputs_allow():
+    rows = {row["case"]: row for row in compare_accuracy(seeds=1)}
+    ordinary, huge = rows["random"], rows["scores of ±10,000"]
+    assert ordinary["native"]["values"] <= VALUE_BAR
+    assert ordinary["native"]["gradients"] <= GRADIENT_BAR
+    # Inputs that float32 cannot tell apart have answers further apart than the bar.
+    assert ordinary["inputs"]["values"] < VALUE_BAR < huge["inputs"]["values"]
+    assert huge["native"]["values"] <= huge["standard attention"]["values"]
+    table = "\n".join(accuracy_lines(list(rows.values())))
+    assert table.count("\n| ") == 1 + len(rows)
 
 
 def test_every_measurement_of_hkt_gives_a_row():

@@ -173,9 +173,13 @@ static void backward_queries(const Problem& p, const Sequence& s, BackwardScratc
     // output is its value, the two are the same number, and the gradient of its score is zero.
     for (int64_t m = 0; m < columns; m += WIDTH) {
         Vector sum = splat(0.0f);
-        for (int64_t d = 0; d < p.value_width; d++)
-            sum = load(my.packed_output + d * columns + m) *
-                      load(my.packed_grad + d * columns + m) + sum;
+        for (int64_t chunk = 0; chunk < p.value_width; chunk += SCORE_CHUNK) {
+            Vector part = splat(0.0f);
+            for (int64_t d = chunk; d < least(chunk + SCORE_CHUNK, p.value_width); d++)
+                part = load(my.packed_output + d * columns + m) *
+                           load(my.packed_grad + d * columns + m) + part;
+            sum += part;
+        }
         store(my.delta + m, sum);
     }
 }

@@ -6,6 +6,10 @@
 // and QUERY_BLOCK by the columns of a score tile.
 enum { QUERY_BLOCK = 96, KEY_BLOCK = 128, TILE = 3 };
 
+// Channels of a score that are summed one after the other; the sums are then added. In one go
+// rounding errors would grow with the width of a head: this halves them at 64 channels.
+enum { SCORE_CHUNK = 16 };
+
 struct Scratch {
     float* next;
     float* take(int64_t floats) {
@@ -206,7 +210,17 @@ INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t c
         rows[r] = level.keys.data + least(key + r, level.key_count - 1) * level.keys.pitch;
         for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
     }
-    multiply<SCORE_ROWS, C, false>(acc, width, rows, 0, level.queries + column, level.pitch);
+    for (int64_t d = 0; d < width; d += SCORE_CHUNK) {
+        Vector part[SCORE_ROWS][C];
+        for (int r = 0; r < SCORE_ROWS; r++)
+            for (int c = 0; c < C; c++) part[r][c] = splat(0.0f);
+        multiply<SCORE_ROWS, C, false>(part, least(SCORE_CHUNK, width - d), rows, 0,
+                                       level.queries + d * level.pitch + column, level.pitch);
+        for (int r = 0; r < SCORE_ROWS; r++) {
+            rows[r] += SCORE_CHUNK;
+            for (int c = 0; c < C; c++) acc[r][c] += part[r][c];
+        }
+    }
     // Added last: a sum that starts at a large number rounds every product to its size.
     for (int r = 0; r < SCORE_ROWS && level.coarse; r++) {
         const int64_t row = least(key + r, level.key_count - 1) >> 1;
