@@ -94,11 +94,11 @@ _SST2 = TaskSize(
     flops_length=26, saved=0.50, lost=3.78, plan_words=15,
 )  # fmt: skip
 _AGNEWS = TaskSize(
-    "agnews", "AG News", 128, 6_000, 400, 400, 3_000, 2, 32, 16,
+    "agnews", "AG News", 128, 4_000, 400, 400, 2_000, 2, 32, 16,
     flops_length=128, saved=0.90, lost=0.47,
 )  # fmt: skip
 _IMDB = TaskSize(
-    "imdb-char", "IMDB", 512, 2_000, 200, 100, 1_200, 2, 16, 4,
+    "imdb-char", "IMDB", 512, 1_600, 160, 80, 1_000, 2, 16, 4,
     flops_length=512, saved=0.98, lost=0.64,
 )  # fmt: skip
 
@@ -110,8 +110,8 @@ PRESETS = {
         bf16=True,
         recovery_steps=100,
         recovery_points=2,
-        sentences=300,
-        reviews=48,
+        sentences=200,
+        reviews=32,
     ),
     "paper": Preset(
         "paper",
