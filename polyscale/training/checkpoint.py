@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from polyscale.training.files import new_folder, write_json
 
+_UNUSED = "unused"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _KEPT = 2  # the last one, and one to fall back to
 _WEIGHTS, _MOMENTS, _STATE, _MANIFEST = (
@@ -51,13 +52,18 @@ def gather_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def gather_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as flat names such as `blocks.0.mlp.0.weight/exp_avg`."""
+    """The optimiser's state as flat names such as `blocks.0.mlp.0.weight/exp_avg`.
+
+    A parameter that no step has used yet has no state, and a mark that says so.
+    """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    # Processes other than the first get nothing.
-    state: Any = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
-    return {
+    whole: Any = get_optimizer_state_dict(model, optimizer, options=options)
+    state = whole.get("state", {})  # processes other than the first get nothing
+    moments = {
         f"{name}/{key}": value for name, entries in state.items() for key, value in entries.items()
     }
+    names = [name for group in whole.get("param_groups", ()) for name in group["params"]]
+    return moments | {f"{name}/{_UNUSED}": torch.zeros(()) for name in names if name not in state}
 
 
 def save_checkpoint(
@@ -119,13 +125,18 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     moments = load_file(folder / _MOMENTS)
     # A new optimiser's state tells the names and the groups; its numbers are replaced.
     whole: Any = get_optimizer_state_dict(model, optimizer, options=options)
-    wanted = {f"{name}/{key}" for name, entries in whole["state"].items() for key in entries}
+    unused = {name for name in whole["state"] if moments.pop(f"{name}/{_UNUSED}", None) is not None}
+    wanted = {
+        f"{name}/{key}" for name, entries in whole["state"].items() for key in entries
+        if name not in unused
+    }  # fmt: skip
     if wanted != set(moments):
         odd = sorted(wanted ^ set(moments))[0]
         raise _damaged(folder, f"{_MOMENTS} does not fit the model: {odd}")
     for name, entries in whole["state"].items():
-        for key in entries:
-            entries[key] = moments[f"{name}/{key}"]
+        for key, entry in entries.items():
+            # What was not used yet starts from zero, as it would have.
+            entries[key] = torch.zeros_like(entry) if name in unused else moments[f"{name}/{key}"]
     set_optimizer_state_dict(model, optimizer, whole, options=options)
 
 

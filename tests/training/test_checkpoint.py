@@ -65,6 +65,48 @@ def test_a_checkpoint_loads_into_a_new_optimiser(tmp_path):
     assert torch.equal(model[0].weight, fresh[0].weight)
 
 
+class Gated(nn.Module):
+    """Its second layer is used from the third step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.calls = nn.Linear(4, 4), nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.first(x) if self.calls < 3 else self.second(self.first(x))
+
+
+def test_a_parameter_that_was_not_used_yet_has_no_moments_and_needs_none(tmp_path):
+    torch.manual_seed(0)
+    model = Gated()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    step(model, optimizer, 2)
+    folder = save(tmp_path, 2, model, optimizer)
+    fresh = Gated()
+    new = torch.optim.AdamW(fresh.parameters(), lr=0.1, fused=True)
+    load_checkpoint(folder, fresh, new)
+    fresh.calls = model.calls
+    step(model, optimizer, 3)
+    step(fresh, new, 3)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, fresh.state_dict()[name]), name
+
+
+def test_moments_of_another_model_are_refused(tmp_path):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    step(model, optimizer, 1)
+    weights, moments = gather_weights(model), gather_moments(model, optimizer)
+    strange = save_checkpoint(tmp_path, 1, weights, moments | {"other/step": torch.zeros(())}, {})
+    with pytest.raises(ValueError, match="does not fit the model: other/step"):
+        load_checkpoint(strange, model, optimizer)
+    moments.pop("weight/exp_avg")
+    partial = save_checkpoint(tmp_path, 2, weights, moments, {})
+    with pytest.raises(ValueError, match="does not fit the model: weight/exp_avg"):
+        load_checkpoint(partial, model, optimizer)
+
+
 def test_nothing_in_a_checkpoint_is_pickled(tmp_path):
     folder = save(tmp_path, 3, *make())
     assert sorted(path.suffix for path in folder.iterdir()) == [".json"] * 2 + [".safetensors"] * 2
