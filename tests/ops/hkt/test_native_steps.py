@@ -15,7 +15,7 @@ NO_KERNEL = why_not_built()
 pytestmark = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
 
 VALUES, GRADIENTS = 2e-6, 2e-5
-every_variant = pytest.mark.parametrize("instructions", [None, "portable"])
+every_variant = pytest.mark.parametrize("instructions", [None, "portable", "avx2"])
 
 
 def error(actual, expected):
