@@ -32,11 +32,10 @@ _DOCUMENT_MODELS: Variants = {
     "fsa": Variant("fsa", {"max_tokens": FLAT_TOKENS}),
     "hsa": Variant("hsa"),
 }
-# What else could explain a difference: the shape, the length, the tie, or attention as such.
+# What else could explain a difference: the shape, the tie, or attention as such.
 _QUESTIONS: Variants = {
     "hsa-windows": Variant("hsa", {"tree": "windows"}),
     "hsa-random": Variant("hsa", {"tree": "random"}),
-    "hsa-512-tokens": Variant("hsa", {"max_tokens": FLAT_TOKENS}),
     "hsa-columns": Variant("hsa", options={"tie": "columns"}),
     "deepset": Variant("deepset"),
 }
@@ -46,7 +45,6 @@ _RECORD_MODELS: Variants = {
     "deepset": Variant("deepset"),
     "hsa-image-only": Variant("hsa", {"fields": "image"}),
     "hsa-text-only": Variant("hsa", {"fields": "text"}),
-    "hsa-columns": Variant("hsa", options={"tie": "columns"}),
 }
 
 
@@ -66,7 +64,7 @@ def plan_hsa(preset: str = "cpu") -> list[PlannedRun]:
     paper's epochs, batch and learning rate.
 
     >>> len(plan_hsa("cpu"))
-    69
+    63
     """
     if preset not in PRESETS:
         raise ValueError(f"preset takes one of {', '.join(PRESETS)}; got {preset!r}")

@@ -35,7 +35,6 @@ _QUESTIONS = {
     TREE: "semantic: paragraphs, sentences, words",
     "hsa-windows": "windows: as many groups, of even sizes",
     RANDOM: "random: the same shape, words shuffled among its leaves",
-    "hsa-512-tokens": "semantic, texts cut to 512 words",
     "hsa-columns": "semantic, every word with its own query (the column tie, not in the paper)",
     FLAT: "flat attention, texts cut to 512 words",
     "deepset": "no attention",

@@ -23,7 +23,7 @@ def test_flat_attention_reads_512_words_and_trees_all_of_them(preset):
         if one.table == RECORDS:
             continue
         cut = one.config.task_options.get("max_tokens")
-        flat = one.config.model == "fsa" or one.config.name == "hsa-512-tokens"
+        flat = one.config.model == "fsa"
         assert cut == (FLAT_TOKENS if flat else None)
 
 
