@@ -1,0 +1,151 @@
+"""The HKT benchmark as Markdown tables and a plot, with what is asked of the code."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from polyscale.bench.hkt_accuracy import accuracy_lines
+
+# What is asked of the code: (median, largest) time over that of SDPA.
+BARS = {"forward": (1.00, 1.15), "forward+backward": (1.10, 1.25)}
+TRAINING_BAR = 1.15  # a step with three levels over one with one level, at most
+DECODE_BAR = 0.75  # tokens per second at 8,192, three levels over one, at least
+MEMORY_BAR = 1.5  # extra peak at T = 8,192 over that of SDPA, at most
+
+
+def to_markdown(result: dict[str, Any]) -> str:
+    """The tables that stand beside the JSON."""
+    about = result["machine"]
+    lines = [
+        "# HKT: speed and memory",
+        "",
+        f"{result['levels']} levels, float32, {about['processor']}, {about['threads']} threads, "
+        f"torch {about['torch']}, {about['date']}. Candidates take turns in one process; the best "
+        "time counts. Made by `polyscale bench hkt`.",
+        "",
+        "## The operation against scaled_dot_product_attention, causal",
+        "",
+        "| B, H, T, D | pass | HKT | SDPA | ratio | HKT GFLOP/s | SDPA GFLOP/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["operation"]:
+        shape = ", ".join(str(n) for n in row["shape"])
+        lines.append(
+            f"| {shape} | {row['pass']} | {_milli(row['hkt_seconds'])} | "
+            f"{_milli(row['sdpa_seconds'])} | {row['ratio']:.2f} | {row['gigaflops']:.0f} | "
+            f"{row['sdpa_gigaflops']:.0f} |"
+        )
+    lines.append("")
+    for name, (median, largest) in BARS.items():
+        ratios = [row["ratio"] for row in result["operation"] if row["pass"] == name]
+        lines.append(
+            f"- {name}: median ratio {statistics.median(ratios):.2f} (asked for: {median:.2f}), "
+            f"largest {max(ratios):.2f} (asked for: {largest:.2f})"
+        )
+    if result["exponent"] is not None:
+        lines.append(
+            f"- forward time per head grows as T^{result['exponent']:.2f} "
+            f"(SDPA T^{result['sdpa_exponent']:.2f})"
+        )
+    lines += [
+        "",
+        f"## A training step of a small transformer, {result['levels']} levels against one",
+        "",
+        f"Asked for: at most {TRAINING_BAR}. FLOPs: the ratio of the matrix products alone, what a "
+        "step would cost if everything else were free. "
+        + (
+            "Freed memory is kept for the next tensor, as in `polyscale train`."
+            if about["keeps_freed_memory"]
+            else "Freed memory goes back to the system."
+        ),
+        "",
+        "| batch | T | HKT | standard | ratio | FLOPs | HKT GFLOP/s | standard GFLOP/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["training"]:
+        lines.append(
+            f"| {row['batch']} | {row['length']:,} | {_milli(row['hkt_seconds'])} | "
+            f"{_milli(row['standard_seconds'])} | {row['ratio']:.2f} | {row['flop_ratio']:.2f} | "
+            f"{row['hkt_gigaflops']:.0f} | {row['standard_gigaflops']:.0f} |"
+        )
+    lines += ["", "Where the time of such a step goes (profiled, one step):", ""]
+    parts = list(result["training"][0]["hkt_parts"])
+    lines += [f"| T | levels | {' | '.join(parts)} |", "|---" * (len(parts) + 2) + "|"]
+    for row in result["training"]:
+        for name, levels in (("hkt", result["levels"]), ("standard", 1)):
+            times = " | ".join(_milli(row[f"{name}_parts"][part]) for part in parts)
+            lines.append(f"| {row['length']:,} | {levels} | {times} |")
+    lines += [
+        "",
+        "## Decoding with a cache, tokens per second",
+        "",
+        f"Asked for: at least {DECODE_BAR} at 8,192. Bytes: the ratio of what a token must read "
+        "(weights, keys of every level, values), which is the limit where memory is.",
+        "",
+        "| context | HKT | standard | ratio | bytes | HKT GB/s | standard GB/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["decoding"]:
+        lines.append(
+            f"| {row['context']:,} | {row['hkt_tokens_per_second']:,.0f} | "
+            f"{row['standard_tokens_per_second']:,.0f} | {row['ratio']:.2f} | "
+            f"{row['bandwidth_ratio']:.2f} | {row['hkt_gigabytes_per_second']:.1f} | "
+            f"{row['standard_gigabytes_per_second']:.1f} |"
+        )
+    peak = result["peak_bytes"]
+    lines += [
+        "",
+        f"Peak memory of forward+backward at T = {peak['length']:,} (1, 4, T, 64): HKT "
+        f"{peak['hkt'] / 2**20:,.0f} MiB, SDPA {peak['sdpa'] / 2**20:,.0f} MiB, ratio "
+        f"{peak['hkt'] / peak['sdpa']:.2f} (asked for: at most {MEMORY_BAR}).",
+        "",
+        *accuracy_lines(result["accuracy"]),
+        "## Layers, projections included, forward, bidirectional",
+        "",
+        "Peers compute other functions; the share of the input that the middle of the output "
+        "depends on is measured by its gradient.",
+        "",
+        "| layer | T | time | sees | note |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["layers"]:
+        taken = "-" if row["seconds"] is None else _milli(row["seconds"])
+        seen = "-" if row["positions_seen"] is None else f"{row['positions_seen']:.0%}"
+        lines.append(f"| {row['layer']} | {row['size']:,} | {taken} | {seen} | {row['note']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _milli(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Time per head against T, both axes logarithmic."""
+    from polyscale._extras import require
+
+    figure = require("matplotlib.figure", "train", "a plot").Figure(
+        figsize=(6, 4), layout="constrained"
+    )
+    axes = figure.add_subplot()
+    for width, marker in ((32, "o"), (64, "s")):
+        rows = [
+            row
+            for row in result["operation"]
+            if row["pass"] == "forward" and row["shape"][3] == width
+        ]
+        for name, line in (("hkt", "-"), ("sdpa", "--")):
+            seconds = [row[f"{name}_seconds"] / (row["shape"][0] * row["shape"][1]) for row in rows]
+            axes.loglog(
+                [row["shape"][2] for row in rows],
+                seconds,
+                marker + line,
+                label=f"{name.upper()}, D = {width}",
+            )
+    axes.set_xlabel("T")
+    axes.set_ylabel("seconds per head, forward")
+    axes.set_title("HKT with three levels, causal", loc="left")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path)
