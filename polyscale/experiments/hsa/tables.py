@@ -107,6 +107,7 @@ def hsa_markdown(
         "T5-small's. HSA reads whole texts, flat attention the first 512 words.",
         "",
         *_document_lines(comparisons),
+        *_course_lines(comparisons),
         *_record_lines(comparisons.get(RECORDS), scores),
         *_tree_lines(comparisons.get(document_table(DOCUMENTS[0], EMBEDDINGS[0]))),
         "## Every variant",
@@ -157,6 +158,39 @@ def _document_lines(comparisons: dict[str, Comparison]) -> list[str]:
         "attention.",
         "",
     ]
+
+
+def _course_lines(comparisons: dict[str, Comparison]) -> list[str]:
+    """What to expect on the way, and whether a model that ends lower was ever ahead."""
+    lines = []
+    for table, comparison in comparisons.items():
+        courses = {model: _course(comparison, model) for model in (FLAT, TREE)}
+        steps = sorted(set(courses[FLAT]) & set(courses[TREE]))
+        if steps:
+            lines += [
+                f"| {table} | step | " + " | ".join(str(step) for step in steps) + " |",
+                "|---" * (len(steps) + 2) + "|",
+                *(
+                    f"| | {model} | " + " | ".join(f"{course[step]:.1f}" for step in steps) + " |"
+                    for model, course in courses.items()
+                ),
+                "",
+            ]
+    if not lines:
+        return []
+    return ["## On the way: accuracy on validation texts, mean over seeds", "", *lines]
+
+
+def _course(comparison: Comparison, model: str) -> dict[int, float]:
+    """Validation accuracy in percent by step, where all seeds have one."""
+    if model not in comparison.models:
+        return {}
+    runs = [
+        {int(point["step"]): 100 * point["accuracy"] for point in run.validation_curve}
+        for run in comparison.runs(model)
+    ]
+    shared = set.intersection(*(set(run) for run in runs))
+    return {step: sum(run[step] for run in runs) / len(runs) for step in shared}
 
 
 def _record_lines(comparison: Comparison | None, scores: dict[str, dict[int, float]]) -> list[str]:

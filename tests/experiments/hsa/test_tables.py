@@ -52,6 +52,22 @@ def test_the_paper_s_figures_stand_beside_ours(tmp_path):
     assert (tmp_path / "tables" / "imdb-word2vec" / "comparison.json").is_file()
 
 
+def test_the_way_there_is_told_step_by_step(tmp_path):
+    put(tmp_path, "imdb-word2vec", "fsa", (0.70, 0.72))
+    assert "On the way" not in tables(tmp_path)
+    put(tmp_path, "imdb-word2vec", "hsa", (0.80, 0.81))
+    text = tables(tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())["runs"]
+    point = results[0]["validation_curve"][-1]
+    expected = [
+        sum(r["validation_curve"][-1]["accuracy"] for r in results if r["model"] == model) / 2
+        for model in ("fsa", "hsa")
+    ]
+    lines = text[text.index("## On the way") :].splitlines()
+    assert lines[2].endswith(f"| {point['step']} |")
+    assert [line.split(" | ")[-1] for line in lines[4:6]] == [f"{100 * e:.1f} |" for e in expected]
+
+
 def test_tables_come_before_all_runs_are_done(tmp_path):
     assert "0 runs" in tables(tmp_path)
     put(tmp_path, "imdb-word2vec", "fsa", (0.70,))
