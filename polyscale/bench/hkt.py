@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from polyscale.bench.hkt_accuracy import compare_accuracy
 from polyscale.bench.hkt_limits import attention_flops, bytes_per_token, step_flops, time_by_part
 from polyscale.bench.hkt_report import draw, to_markdown
-from polyscale.bench.peers import peers, positions_seen
+from polyscale.bench.peers import compare_with_peers
 from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
 from polyscale.layers.hkt import HKTAttention
 from polyscale.ops.hkt.api import hkt_attention
@@ -244,26 +244,6 @@ def _peak_here(name: str, length: int) -> int:
 
 
 def compare_layers(size: int, rounds: int = 5) -> list[Row]:
-    """Whole layers, projections included, forward and bidirectional: HKT and every peer."""
-    d_model, heads = 512, 8
-    x = torch.randn(1, size, d_model)
-    runs: dict[str, Callable[[Tensor], Tensor]] = {
-        f"HKT, {LEVELS} levels": HKTAttention(d_model, heads, LEVELS, causal=False)
-    }
-    notes = {f"HKT, {LEVELS} levels": "this library"}
-    for peer in peers(size, d_model, heads):
-        notes[peer.name] = peer.note
-        if peer.run is not None:
-            runs[peer.name] = peer.run
-    with torch.no_grad():
-        seconds = best_seconds({name: partial(one, x) for name, one in runs.items()}, rounds)
-    return [
-        {
-            "layer": name,
-            "size": size,
-            "seconds": seconds.get(name),
-            "positions_seen": positions_seen(runs[name], x) if name in runs else None,
-            "note": note,
-        }
-        for name, note in notes.items()
-    ]
+    """HKT, bidirectional, and every peer."""
+    layer = HKTAttention(512, 8, LEVELS, causal=False)
+    return compare_with_peers({f"HKT, {LEVELS} levels": layer}, size, 512, 8, rounds)

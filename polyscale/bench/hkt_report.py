@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from polyscale.bench.hkt_accuracy import accuracy_lines
+from polyscale.bench.peers import peer_lines
+from polyscale.bench.timing import milliseconds
 
 # What is asked of the code: (median, largest) time over that of SDPA.
 BARS = {"forward": (1.00, 1.15), "forward+backward": (1.10, 1.25)}
@@ -33,8 +35,8 @@ def to_markdown(result: dict[str, Any]) -> str:
     for row in result["operation"]:
         shape = ", ".join(str(n) for n in row["shape"])
         lines.append(
-            f"| {shape} | {row['pass']} | {_milli(row['hkt_seconds'])} | "
-            f"{_milli(row['sdpa_seconds'])} | {row['ratio']:.2f} | {row['gigaflops']:.0f} | "
+            f"| {shape} | {row['pass']} | {milliseconds(row['hkt_seconds'])} | "
+            f"{milliseconds(row['sdpa_seconds'])} | {row['ratio']:.2f} | {row['gigaflops']:.0f} | "
             f"{row['sdpa_gigaflops']:.0f} |"
         )
     lines.append("")
@@ -66,16 +68,16 @@ def to_markdown(result: dict[str, Any]) -> str:
     ]
     for row in result["training"]:
         lines.append(
-            f"| {row['batch']} | {row['length']:,} | {_milli(row['hkt_seconds'])} | "
-            f"{_milli(row['standard_seconds'])} | {row['ratio']:.2f} | {row['flop_ratio']:.2f} | "
-            f"{row['hkt_gigaflops']:.0f} | {row['standard_gigaflops']:.0f} |"
+            f"| {row['batch']} | {row['length']:,} | {milliseconds(row['hkt_seconds'])} | "
+            f"{milliseconds(row['standard_seconds'])} | {row['ratio']:.2f} | "
+            f"{row['flop_ratio']:.2f} | {row['hkt_gigaflops']:.0f} | {row['standard_gigaflops']:.0f} |"
         )
     lines += ["", "Where the time of such a step goes (profiled, one step):", ""]
     parts = list(result["training"][0]["hkt_parts"])
     lines += [f"| T | levels | {' | '.join(parts)} |", "|---" * (len(parts) + 2) + "|"]
     for row in result["training"]:
         for name, levels in (("hkt", result["levels"]), ("standard", 1)):
-            times = " | ".join(_milli(row[f"{name}_parts"][part]) for part in parts)
+            times = " | ".join(milliseconds(row[f"{name}_parts"][part]) for part in parts)
             lines.append(f"| {row['length']:,} | {levels} | {times} |")
     lines += [
         "",
@@ -104,21 +106,9 @@ def to_markdown(result: dict[str, Any]) -> str:
         *accuracy_lines(result["accuracy"]),
         "## Layers, projections included, forward, bidirectional",
         "",
-        "Peers compute other functions; the share of the input that the middle of the output "
-        "depends on is measured by its gradient.",
-        "",
-        "| layer | T | time | sees | note |",
-        "|---|---|---|---|---|",
+        *peer_lines(result["layers"], "T"),
     ]
-    for row in result["layers"]:
-        taken = "-" if row["seconds"] is None else _milli(row["seconds"])
-        seen = "-" if row["positions_seen"] is None else f"{row['positions_seen']:.0%}"
-        lines.append(f"| {row['layer']} | {row['size']:,} | {taken} | {seen} | {row['note']} |")
     return "\n".join(lines) + "\n"
-
-
-def _milli(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

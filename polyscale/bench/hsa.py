@@ -19,8 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from polyscale.bench.peers import peers, positions_seen
-from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
+from polyscale.bench.peers import compare_with_peers, peer_lines
+from polyscale.bench.timing import (
+    added_memory,
+    best_seconds,
+    fitted_exponent,
+    machine,
+    milliseconds,
+)
 from polyscale.layers.hsa import HSAAttention
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.ops.hsa import hsa_attention
@@ -176,32 +182,14 @@ def compare_texts(texts: int, *, grad: bool = False, rounds: int = 3) -> Row:
 
 
 def compare_layers(size: int, rounds: int) -> list[Row]:
-    """Whole layers, projections included, forward: HSA with both ties, and every peer."""
+    """HSA with both ties, and every peer."""
     d_model = HEADS * WIDTH
     tree = SignalTree.from_windows(size, WINDOWS)
-    x = torch.randn(1, size, d_model)
-    runs: dict[str, Callable[[Tensor], Tensor]] = {}
-    notes: dict[str, str] = {}
-    for tie in ("blocks", "columns"):
-        layer = HSAAttention(d_model, HEADS, tie=tie)
-        runs[f"HSA, {tie}"] = partial(layer, tree=tree)
-        notes[f"HSA, {tie}"] = "this library"
-    for peer in peers(size, d_model, HEADS):
-        notes[peer.name] = peer.note
-        if peer.run is not None:
-            runs[peer.name] = peer.run
-    with torch.no_grad():
-        seconds = best_seconds({n: partial(r, x) for n, r in runs.items()}, rounds)
-    return [
-        {
-            "layer": name,
-            "size": size,
-            "seconds": seconds.get(name),
-            "positions_seen": positions_seen(runs[name], x) if name in runs else None,
-            "note": note,
-        }
-        for name, note in notes.items()
-    ]
+    ours: dict[str, Callable[[Tensor], Tensor]] = {
+        f"HSA, {tie}": partial(HSAAttention(d_model, HEADS, tie=tie), tree=tree)
+        for tie in ("blocks", "columns")
+    }
+    return compare_with_peers(ours, size, d_model, HEADS, rounds)
 
 
 def decode_seconds(context: int, tokens: int = 64, rounds: int = 5) -> Row:
@@ -287,8 +275,8 @@ def to_markdown(result: dict[str, Any]) -> str:
         scaled = "" if row["sdpa_heads_timed"] == result["heads"] else " (from 1 head)"
         bar = "" if row["bar"] is None else f"{row['bar']:g}x"
         lines.append(
-            f"| {row['case']} | {row['size']:,} | {row['pass']} | {_milli(row['hsa_seconds'])} | "
-            f"{_milli(row['sdpa_seconds'])}{scaled} | {row['speedup']:.2f}x | {bar} |"
+            f"| {row['case']} | {row['size']:,} | {row['pass']} | "
+            f"{milliseconds(row['hsa_seconds'])} | {milliseconds(row['sdpa_seconds'])}{scaled} | {row['speedup']:.2f}x | {bar} |"
         )
     lines += [
         "",
@@ -319,21 +307,9 @@ def to_markdown(result: dict[str, Any]) -> str:
         "",
         "## Layers, projections included, forward",
         "",
-        "Peers compute other functions; the share of the input that the middle of the output "
-        "depends on is measured by its gradient.",
-        "",
-        "| layer | N | time | sees | note |",
-        "|---|---|---|---|---|",
+        *peer_lines(result["layers"], "N"),
     ]
-    for row in result["layers"]:
-        taken = "-" if row["seconds"] is None else _milli(row["seconds"])
-        seen = "-" if row["positions_seen"] is None else f"{row['positions_seen']:.0%}"
-        lines.append(f"| {row['layer']} | {row['size']:,} | {taken} | {seen} | {row['note']} |")
     return "\n".join(lines) + "\n"
-
-
-def _milli(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

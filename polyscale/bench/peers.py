@@ -4,12 +4,15 @@ They are looked for when a benchmark runs; one that is not installed is listed w
 None computes the same function: what they leave out is said beside them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from polyscale.bench.timing import best_seconds, milliseconds
 
 
 class Peer(NamedTuple):
@@ -160,3 +163,43 @@ def _big_bird(length: int, d_model: int, num_heads: int) -> Callable[[Tensor], T
         )[0]
 
     return run
+
+
+def compare_with_peers(
+    ours: dict[str, Callable[[Tensor], Tensor]], size: int, d_model: int, heads: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Whole layers, projections included, forward: this library's and every peer."""
+    x = torch.randn(1, size, d_model)
+    runs, notes = dict(ours), dict.fromkeys(ours, "this library")
+    for peer in peers(size, d_model, heads):
+        notes[peer.name] = peer.note
+        if peer.run is not None:
+            runs[peer.name] = peer.run
+    with torch.no_grad():
+        seconds = best_seconds({name: partial(run, x) for name, run in runs.items()}, rounds)
+    return [
+        {
+            "layer": name,
+            "size": size,
+            "seconds": seconds.get(name),
+            "positions_seen": positions_seen(runs[name], x) if name in runs else None,
+            "note": note,
+        }
+        for name, note in notes.items()
+    ]
+
+
+def peer_lines(rows: Sequence[dict[str, Any]], length: str) -> list[str]:
+    """The comparison as Markdown; `length` is the letter for it."""
+    lines = [
+        "Peers compute other functions; the share of the input that the middle of the output "
+        "depends on is measured by its gradient.",
+        "",
+        f"| layer | {length} | time | sees | note |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        taken = "-" if row["seconds"] is None else milliseconds(row["seconds"])
+        seen = "-" if row["positions_seen"] is None else f"{row['positions_seen']:.0%}"
+        lines.append(f"| {row['layer']} | {row['size']:,} | {taken} | {seen} | {row['note']} |")
+    return lines

@@ -37,6 +37,15 @@ def best_seconds(
     return best
 
 
+def milliseconds(seconds: float) -> str:
+    """A time for a table.
+
+    >>> milliseconds(1.5)
+    '1,500.0 ms'
+    """
+    return f"{seconds * 1e3:,.1f} ms"
+
+
 def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """The power of the size that the time grows with: the slope between logarithms.
 

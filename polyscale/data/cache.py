@@ -18,17 +18,11 @@ from typing import Any
 
 from torch import Tensor
 
+from polyscale._cache import CACHE_VARIABLE, cache_folder
 from polyscale._extras import require
-
-CACHE_VARIABLE = "POLYSCALE_CACHE"
 
 _UNFINISHED = ".part"
 _ABANDONED = 3600.0  # seconds after which an unfinished file is taken to be of a killed run
-
-
-def cache_folder() -> Path:
-    """POLYSCALE_CACHE, else ~/.cache/polyscale."""
-    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/polyscale").expanduser()
 
 
 def cache_entry(name: str, recipe: dict[str, Any]) -> Path:

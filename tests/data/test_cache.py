@@ -106,9 +106,14 @@ def test_a_newer_generator_does_not_take_older_data(made, monkeypatch):
 
 def test_the_folder_is_in_the_home_directory_unless_the_environment_says_otherwise(monkeypatch):
     monkeypatch.delenv("POLYSCALE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
     assert cache.cache_folder() == Path.home() / ".cache" / "polyscale"
     monkeypatch.setenv("POLYSCALE_CACHE", "~/elsewhere")
     assert cache.cache_folder() == Path.home() / "elsewhere"
+    monkeypatch.delenv("POLYSCALE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache.cache_folder() == Path("/caches/polyscale")
 
 
 @pytest.mark.parametrize("place", [0, 20, 0.5, -1])

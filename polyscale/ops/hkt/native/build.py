@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from polyscale._cache import cache_folder
+
 SOURCES = Path(__file__).parent
 FLAGS: tuple[str, ...] = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast")
 FLAGS += ("-fno-math-errno", "-fno-trapping-math", "-w")
@@ -33,16 +35,6 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 
 class BuildError(RuntimeError):
     """Why there is no native kernel."""
-
-
-def cache_directory() -> Path:
-    """Where built libraries are kept: `$POLYSCALE_CACHE`, or the platform's place for such."""
-    chosen = os.environ.get("POLYSCALE_CACHE")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "polyscale"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyscale"
 
 
 def find_compiler() -> str | None:
@@ -75,7 +67,7 @@ def library_path(compiler: str) -> Path:
     for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         parts += [source.name, source.read_text(encoding="utf-8")]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-    return cache_directory() / f"hkt-{key}.so"
+    return cache_folder() / f"hkt-{key}.so"
 
 
 def build(compiler: str, target: Path) -> None:
