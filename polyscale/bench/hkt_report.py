@@ -70,7 +70,8 @@ def to_markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {row['batch']} | {row['length']:,} | {milliseconds(row['hkt_seconds'])} | "
             f"{milliseconds(row['standard_seconds'])} | {row['ratio']:.2f} | "
-            f"{row['flop_ratio']:.2f} | {row['hkt_gigaflops']:.0f} | {row['standard_gigaflops']:.0f} |"
+            f"{row['flop_ratio']:.2f} | {row['hkt_gigaflops']:.0f} | "
+            f"{row['standard_gigaflops']:.0f} |"
         )
     lines += ["", "Where the time of such a step goes (profiled, one step):", ""]
     parts = list(result["training"][0]["hkt_parts"])

@@ -276,7 +276,8 @@ def to_markdown(result: dict[str, Any]) -> str:
         bar = "" if row["bar"] is None else f"{row['bar']:g}x"
         lines.append(
             f"| {row['case']} | {row['size']:,} | {row['pass']} | "
-            f"{milliseconds(row['hsa_seconds'])} | {milliseconds(row['sdpa_seconds'])}{scaled} | {row['speedup']:.2f}x | {bar} |"
+            f"{milliseconds(row['hsa_seconds'])} | {milliseconds(row['sdpa_seconds'])}{scaled} | "
+            f"{row['speedup']:.2f}x | {bar} |"
         )
     lines += [
         "",
