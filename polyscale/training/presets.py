@@ -85,11 +85,11 @@ _TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("copy", "paper"): {"steps": 10_000, "batch_size": 64},
     ("imdb-words", "small"): {"steps": 250, "batch_size": 32, "evaluate_every": 50},
     ("imdb-words", "paper"): _HSA_PAPER | {"steps": 10_500},
-    ("agnews-words", "small"): {"steps": 500, "batch_size": 64, "evaluate_every": 100},
+    ("agnews-words", "small"): {"steps": 400, "batch_size": 64, "evaluate_every": 100},
     ("agnews-words", "paper"): _HSA_PAPER | {"steps": 15_500},
-    ("sst2-words", "small"): {"steps": 1_000, "batch_size": 64, "evaluate_every": 200},
+    ("sst2-words", "small"): {"steps": 600, "batch_size": 64, "evaluate_every": 150},
     ("sst2-words", "paper"): _HSA_PAPER | {"steps": 30_000},
-    ("coco18", "small"): {"steps": 500, "batch_size": 64, "evaluate_every": 100},
+    ("coco18", "small"): {"steps": 400, "batch_size": 64, "evaluate_every": 100},
     ("coco18", "paper"): _HSA_PAPER | {"steps": 4_600},
 }
 
