@@ -1,4 +1,6 @@
-"""Pooling over a tree: leaves into their parents, or all leaves of a tree into one vector."""
+"""Pooling over a tree: leaves into their parents, or a whole tree into one vector."""
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,9 +32,36 @@ def global_mean(x: Tensor, tree: SignalTree) -> Tensor:
     [0.5, 3.0]
     """
     _check(x, tree)
+    return _means(x, _tree_of_row(tree), tree.num_trees)
+
+
+def tree_mean(x: Tensor, tree: SignalTree) -> Tensor:
+    """Return the mean of means of each tree, `[num_trees, C]`, of packed rows `[N, C]`.
+
+    Bottom up, every node is the mean of its children: a field of three words counts as much as one
+    of sixty-four patches.
+
+    >>> tree = SignalTree.from_nested([[0, 1, 2], 3])
+    >>> tree_mean(torch.tensor([1.0, 2.0, 3.0, 10.0])[:, None], tree).item()
+    6.0
+    """
+    _check(x, tree)
+    share = torch.ones(tree.num_nodes, dtype=accumulation_dtype(x.dtype), device=x.device)
+    for begin, end in pairwise(tree.depth_offsets[1:]):  # nodes are sorted by their depth
+        parent = tree.parent[begin:end]
+        share[begin:end] = share[parent] / tree.child_count[parent]
+    target = _tree_of_row(tree)
+    kept = (target >= 0).nonzero().flatten()
+    rows = x[kept].to(share.dtype) * share[tree.row_node[kept]][:, None]
+    total = rows.new_zeros(tree.num_trees, x.shape[1])
+    return total.index_add(0, target[kept], rows).to(x.dtype)
+
+
+def _tree_of_row(tree: SignalTree) -> Tensor:
+    """Return the number of each row's tree, `[N]`, -1 for rows outside."""
     rows = torch.tensor(tree.tree_rows, device=tree.device).diff()
-    number = torch.repeat_interleave(rows, output_size=tree.num_rows)  # [N]
-    return _means(x, torch.where(tree.row_node >= 0, number, -1), tree.num_trees)
+    number = torch.repeat_interleave(rows, output_size=tree.num_rows)
+    return torch.where(tree.row_node >= 0, number, -1)
 
 
 def _means(x: Tensor, target: Tensor, count: int) -> Tensor:

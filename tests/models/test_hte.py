@@ -77,10 +77,11 @@ def test_batched_trees_give_what_each_gives_alone(attention, tie, local_pooling)
     assert largest(together[0] - together[1]) > 1e-3
 
 
+@pytest.mark.parametrize("pooling", ["leaves", "tree"])
 @pytest.mark.parametrize("local_pooling", [False, True])
-def test_a_record_with_text_and_image_in_a_batch_is_the_record_alone(local_pooling):
+def test_a_record_with_text_and_image_in_a_batch_is_the_record_alone(local_pooling, pooling):
     examples = [photo_record(3), photo_record(5, photo=False), photo_record(1)]
-    model = make(num_hidden_layers=2, local_pooling=local_pooling, **MIXED)
+    model = make(num_hidden_layers=2, local_pooling=local_pooling, pooling=pooling, **MIXED)
     batch = collate_trees(examples)
     output = model(**batch)
     assert output.logits.shape == (3, 3)
@@ -102,6 +103,21 @@ def test_every_modality_counts(changed):
     other = dict(example["inputs"])
     other[changed] = (other[changed] + 1) % 30 if changed == "text" else other[changed] + 1
     assert largest(model(other, example["tree"]).logits - before) > 1e-4
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_pooled_by_the_tree_every_field_counts_alike(attention):
+    # Sixteen patches and one word: of the hidden states, the word's is half of what is read.
+    model = make(attention=attention, pooling="tree", **MIXED).eval()
+    example = photo_record(words=1)
+    hidden = model.model(example["inputs"], example["tree"]).last_hidden_state  # [17, C]
+    word = int(example["tree"].modality_names.index("text"))
+    rows = example["tree"].modality[example["tree"].row_node] == word
+    pooled = (hidden[rows].mean(0) + hidden[~rows].mean(0)) / 2
+    expected = model.classifier(pooled)
+    logits = model(example["inputs"], example["tree"]).logits[0]
+    assert largest(logits - expected) < 1e-6
+    assert rows.sum() == 1
 
 
 def test_flat_attention_is_hierarchical_attention_over_the_flat_tree():
@@ -403,6 +419,7 @@ def test_other_bad_arguments_are_refused_by_name():
     [
         ({"attention": "soft"}, "attention must be one of"),
         ({"tie": "rows"}, "tie must be one of"),
+        ({"pooling": "max"}, "pooling must be one of"),
         ({"attention_impl": "fast"}, "attention_impl must be one of"),
         ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1"),

@@ -45,6 +45,9 @@ _RECORD_MODELS: Variants = {
     "deepset": Variant("deepset"),
     "hsa-image-only": Variant("hsa", {"fields": "image"}),
     "hsa-text-only": Variant("hsa", {"fields": "text"}),
+    # Do sixty-four patches drown ten words? Here both fields count alike in what is classified.
+    "fsa-tree-pooling": Variant("fsa", options={"pooling": "tree"}),
+    "hsa-tree-pooling": Variant("hsa", options={"pooling": "tree"}),
 }
 
 
@@ -64,7 +67,7 @@ def plan_hsa(preset: str = "cpu") -> list[PlannedRun]:
     paper's epochs, batch and learning rate.
 
     >>> len(plan_hsa("cpu"))
-    63
+    69
     """
     if preset not in PRESETS:
         raise ValueError(f"preset takes one of {', '.join(PRESETS)}; got {preset!r}")

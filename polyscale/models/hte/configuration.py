@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from polyscale.ops.hsa.checks import IMPLEMENTATIONS, TIES
 
 ATTENTIONS = ("hierarchical", "flat", "none")
+POOLINGS = ("leaves", "tree")
 
 
 def _one_modality() -> dict[str, dict[str, int]]:
@@ -38,6 +39,9 @@ class HTEConfig(PreTrainedConfig):
         position_width: width of the nodes' position embeddings, even; 0 for none.
         position_seed: of their random frequencies.
         local_pooling: pool families of leaves into their parents after each layer but the last.
+        pooling: what a classifier reads: `"leaves"`, the mean of all leaves (the paper's), or
+            `"tree"`, the mean of means, in which all children of a node count alike, such as the
+            fields of a record, however many leaves each has.
         classifier_size: width of the classifier's hidden layer; `hidden_size` if None.
         dropout: of embeddings, attention outputs, MLP outputs and the classifier.
         layer_norm_eps: of all layer norms.
@@ -65,6 +69,7 @@ class HTEConfig(PreTrainedConfig):
     position_width: int = 32
     position_seed: int = 0
     local_pooling: bool = False
+    pooling: str = "leaves"
     classifier_size: int | None = None
     dropout: float | int = 0.0
     layer_norm_eps: float = 1e-5
@@ -80,6 +85,7 @@ class HTEConfig(PreTrainedConfig):
         """Raise a ValueError that names the bad option."""
         for name, value, known in (
             ("attention", self.attention, ATTENTIONS),
+            ("pooling", self.pooling, POOLINGS),
             ("tie", self.tie, TIES),
             ("attention_impl", self.attention_impl, IMPLEMENTATIONS),
         ):

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from polyscale.layers.hsa import HSAAttention, HTELayer
-from polyscale.layers.hsa_pooling import global_mean, pool_into_parents
+from polyscale.layers.hsa_pooling import global_mean, pool_into_parents, tree_mean
 from polyscale.layers.hsa_positions import DomainPositions
 from polyscale.models.hte.configuration import HTEConfig
 from polyscale.models.hte.inputs import Inputs, read_inputs
@@ -220,7 +220,8 @@ class HTEForClassification(HTEPreTrainedModel):
         if unknown:
             raise TypeError(f"forward: got {sorted(unknown)}, which HTE models do not take")
         output = self.model(inputs, tree, graph_positions, output_hidden_states, return_dict=True)
-        logits = self.classifier(global_mean(output.last_hidden_state, output.tree))
+        pool = tree_mean if self.config.pooling == "tree" else global_mean
+        logits = self.classifier(pool(output.last_hidden_state, output.tree))
         loss = None
         if labels is not None:
             if labels.shape[:1] != logits.shape[:1]:
