@@ -7,7 +7,7 @@
 enum { QUERY_BLOCK = 96, KEY_BLOCK = 128, TILE = 3 };
 
 // Channels of a score that are summed one after the other; the sums are then added. In one go
-// rounding errors would grow with the width of a head: this halves them at 64 channels.
+// rounding errors would grow with the width of a head.
 enum { SCORE_CHUNK = 16 };
 
 struct Scratch {
