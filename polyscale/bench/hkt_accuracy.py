@@ -1,4 +1,4 @@
-"""Errors of HKT in float32 on ordinary and on hard inputs, and what the inputs themselves allow."""
+"""Errors of HKT in float32 on ordinary and on hard inputs."""
 
 from __future__ import annotations
 
@@ -130,8 +130,7 @@ def accuracy_lines(rows: list[dict[str, Any]]) -> list[str]:
         "Largest error relative to the largest entry, values / gradients, against the reference "
         f"in float64 (T = {LENGTH}, D = {WIDTH}, causal). Asked for: {VALUE_BAR:.0e} / "
         f"{GRADIENT_BAR:.0e}. *Inputs*: how far the exact answer moves if every input moves by "
-        "less than half a unit in its last place, which float32 cannot tell apart; where that is "
-        "above the bar no float32 computation can be below it.",
+        "less than half a unit in its last place, for a sense of how hard a case is.",
         "",
         "| inputs | " + " | ".join(["*inputs*", *columns]) + " |",
         "|---" * (len(columns) + 2) + "|",

@@ -78,14 +78,14 @@ def test_every_measurement_of_hsa_gives_a_row():
     assert decode["entries"] < 100
 
 
-def test_errors_are_measured_against_what_the_inputs_allow():
-    rows = {row["case"]: row for row in compare_accuracy(seeds=1)}
-    ordinary, huge = rows["random"], rows["scores of ±10,000"]
-    assert ordinary["native"]["values"] <= VALUE_BAR
-    assert ordinary["native"]["gradients"] <= GRADIENT_BAR
-    # Inputs that float32 cannot tell apart have answers further apart than the bar.
-    assert ordinary["inputs"]["values"] < VALUE_BAR < huge["inputs"]["values"]
-    assert huge["native"]["values"] <= huge["standard attention"]["values"]
+def test_errors_on_ordinary_and_hard_inputs_are_within_the_bars():
+    rows = {row["case"]: row for row in compare_accuracy(seeds=2)}
+    for row in rows.values():
+        assert row["native"]["values"] <= VALUE_BAR
+        assert row["native"]["gradients"] <= GRADIENT_BAR
+    # That is not for want of hard ones: attention in float32 throughout is far off.
+    huge = rows["scores of ±10,000"]
+    assert huge["standard attention"]["values"] > 100 * VALUE_BAR
     table = "\n".join(accuracy_lines(list(rows.values())))
     assert table.count("\n| ") == 1 + len(rows)
 

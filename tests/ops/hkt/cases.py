@@ -5,9 +5,14 @@ import math
 import torch
 from torch import Tensor
 
+import polyscale as ps
 from polyscale.ops.hkt.layout import level_length
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 63, 64, 100, 257)
+# What the native kernel may err by in float32, relative to the largest entry.
+VALUES, GRADIENTS = 2e-6, 2e-5
+
+Case = tuple[list[Tensor], list[Tensor], Tensor, Tensor]
 
 
 def random_case(
@@ -21,7 +26,7 @@ def random_case(
     dtype: torch.dtype = torch.float64,
     sequences: list[int] | None = None,
     seed: int = 0,
-) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+) -> Case:
     """Queries, keys, value and level weights, all with gradients."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -38,7 +43,7 @@ def random_case(
     return queries, keys, value, weights.to(dtype).requires_grad_()
 
 
-def gradients(output: Tensor, case: tuple[list[Tensor], list[Tensor], Tensor, Tensor]) -> list:
+def gradients(output: Tensor, case: Case) -> list:
     """Gradients of a fixed function of the output by everything that went in."""
     queries, keys, value, weights = case
     generator = torch.Generator().manual_seed(1)
@@ -78,3 +83,36 @@ def close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
     if actual.shape != expected.shape:
         return False
     return actual.numel() == 0 or bool((actual - expected).abs().max() <= tolerance)
+
+
+def in_double(case: Case) -> Case:
+    """The same numbers in float64, with gradients of their own."""
+    queries, keys, value, weights = case
+
+    def double(x: Tensor) -> Tensor:
+        return x.detach().double().requires_grad_()
+
+    return [double(q) for q in queries], [double(k) for k in keys], double(value), double(weights)
+
+
+def error(actual: Tensor, expected: Tensor, size: float = 0.0) -> float:
+    """Largest difference over the largest expected number, or over `size` if that is larger."""
+    assert actual.shape == expected.shape
+    assert torch.isfinite(actual).all()
+    expected = expected.detach()
+    scale = max(expected.abs().max().item(), size)
+    difference = (actual.detach().double() - expected).abs().max().item()
+    return difference / scale if scale else difference
+
+
+def assert_native_equals_the_reference(case: Case, **options: object) -> None:
+    """Values and all gradients, against the reference in float64."""
+    actual = ps.hkt_attention(*case, impl="native", **options)
+    exact_case = in_double(case)
+    expected = ps.hkt_attention(*exact_case, impl="reference", **options)
+    assert error(actual, expected) <= VALUES
+    exact = gradients(expected, exact_case)
+    # Where a gradient cancels to nothing (one token alone) only its terms have a size.
+    size = 1e-2 * max(gradient.abs().max().item() for gradient in exact)
+    for number, (one, other) in enumerate(zip(gradients(actual, case), exact, strict=True)):
+        assert error(one, other, size) <= GRADIENTS, number

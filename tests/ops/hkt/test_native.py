@@ -9,44 +9,18 @@ import polyscale as ps
 from polyscale.ops.hkt.native import library
 from polyscale.ops.hkt.native.build import why_not_built
 from polyscale.ops.hkt.native.op import _backward, _forward
-from tests.ops.hkt.cases import LENGTHS, gradients, random_case
+from tests.ops.hkt.cases import (
+    GRADIENTS,
+    LENGTHS,
+    assert_native_equals_the_reference,
+    error,
+    gradients,
+    in_double,
+    random_case,
+)
 
 NO_KERNEL = why_not_built()
 pytestmark = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
-
-VALUES, GRADIENTS = 2e-6, 2e-5
-
-
-def in_double(case):
-    queries, keys, value, weights = case
-
-    def double(x):
-        return x.detach().double().requires_grad_()
-
-    return [double(q) for q in queries], [double(k) for k in keys], double(value), double(weights)
-
-
-def error(actual, expected, size=0.0):
-    """Largest difference over the largest expected number, or over `size` if that is larger."""
-    assert actual.shape == expected.shape
-    assert torch.isfinite(actual).all()
-    expected = expected.detach()
-    scale = max(expected.abs().max().item(), size)
-    difference = (actual.detach().double() - expected).abs().max().item()
-    return difference / scale if scale else difference
-
-
-def assert_native_equals_the_reference(case, **options):
-    actual = ps.hkt_attention(*case, impl="native", **options)
-    exact_case = in_double(case)
-    expected = ps.hkt_attention(*exact_case, impl="reference", **options)
-    assert error(actual, expected) <= VALUES
-    exact = gradients(expected, exact_case)
-    # Where a gradient cancels to nothing (one token alone) only its terms have a size.
-    size = 1e-2 * max(gradient.abs().max().item() for gradient in exact)
-    for number, (one, other) in enumerate(zip(gradients(actual, case), exact, strict=True)):
-        assert error(one, other, size) <= GRADIENTS, number
-
 
 def side_padding(length, side):
     mask = torch.zeros(2, length, dtype=torch.bool)
@@ -151,110 +125,6 @@ def test_an_empty_batch_gives_an_empty_result():
     assert [g.shape for g in gradients(output, case)[:-1]] == [
         x.shape for x in (*case[0], *case[1], case[2])
     ]
-
-
-def exact_scores(offset, length=200, levels=3):
-    """Scores near `offset` that float32 holds exactly, so that only the kernel can err."""
-    generator = torch.Generator().manual_seed(2)
-
-    def eighths(rows, first):
-        x = torch.randint(-8, 9, (1, 2, rows, 16), generator=generator) / 8
-        x[..., 0] = first
-        return x.requires_grad_()
-
-    counts = [-(-length // 2**level) for level in range(levels)]
-    size = abs(offset) ** 0.5 * 2
-    queries = [eighths(n, size) for n in counts]
-    keys = [eighths(n, size if offset > 0 else -size) for n in counts]
-    value = torch.randn(1, 2, length, 16, generator=generator).requires_grad_()
-    return queries, keys, value, torch.tensor([0.5, 0.25, 0.25]).requires_grad_()
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("offset", [10_000, -10_000])
-def test_scores_of_ten_thousand_lose_nothing(offset, causal):
-    assert_native_equals_the_reference(exact_scores(offset), causal=causal)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_scores_between_minus_and_plus_ten_thousand(causal):
-    case = exact_scores(10_000)
-    with torch.no_grad():
-        for key in case[1]:
-            key[..., ::3, 0] *= -1
-            key[..., 1::3, 0] /= 2
-    exact_case = in_double(case)
-    exact = ps.hkt_attention(*exact_case, causal=causal, impl="reference")
-    exact_gradients = gradients(exact, exact_case)
-    size = 1e-2 * max(gradient.abs().max().item() for gradient in exact_gradients)
-    results = []
-    for impl in ("native", "reference"):
-        output = ps.hkt_attention(*case, causal=causal, impl=impl)
-        results.append([error(output, exact)])
-        for one, other in zip(gradients(output, case), exact_gradients, strict=True):
-            results[-1].append(error(one, other, size))
-    native, in_float32 = results
-    assert native[0] <= VALUES
-    assert max(native[1:-1]) <= GRADIENTS
-    # That of the weights is a sum of scores that cancel: what float32 leaves of it is not much.
-    assert native[-1] <= max(GRADIENTS, 2 * in_float32[-1])
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_huge_random_scores_err_at_most_twice_as_much_as_sdpa(causal):
-    # The scores themselves are rounded by a thousandth in float32, however they are computed.
-    case = random_case(150, 3, head_dim=16, value_dim=16, dtype=torch.float32)
-    case = ([(q * 1e4).detach().requires_grad_() for q in case[0]], *case[1:])
-    exact_case = in_double(case)
-    exact = ps.hkt_attention(*exact_case, causal=causal, impl="reference")
-    native, sdpa = (
-        ps.hkt_attention(*case, causal=causal, impl=impl) for impl in ("native", "sdpa")
-    )
-    assert error(native, exact) <= 2 * error(sdpa, exact)
-    for ours, theirs, expected in zip(
-        gradients(native, case),
-        gradients(sdpa, case),
-        gradients(exact, exact_case),
-        strict=True,
-    ):
-        assert error(ours, expected) <= 2 * error(theirs, expected)
-
-
-def test_huge_random_scores_err_no_more_than_sdpa_on_average():
-    # Coarse scores are added to finished fine ones, not the other way round.
-    errors = {"native": 0.0, "sdpa": 0.0}
-    for seed in range(12):
-        case = random_case(
-            150, 3, batch=1, head_dim=64, value_dim=16, dtype=torch.float32, seed=seed
-        )
-        case = ([(q * 1e4).detach() for q in case[0]], *case[1:])
-        exact = ps.hkt_attention(*in_double(case), impl="reference")
-        for impl in errors:
-            errors[impl] += error(ps.hkt_attention(*case, impl=impl), exact)
-    assert errors["native"] <= errors["sdpa"]
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_long_runs_of_equal_keys(causal):
-    queries, keys, value, weights = random_case(
-        600, 3, batch=1, head_dim=16, value_dim=16, dtype=torch.float32
-    )
-    with torch.no_grad():
-        for level, key in enumerate(keys):
-            key[:, :, : 500 >> level] = key[:, :, :1]
-    assert_native_equals_the_reference((queries, keys, value, weights), causal=causal)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("size", [4.0, 64.0, 40_000.0])
-@pytest.mark.parametrize("place", [0, 130, 199])
-def test_one_dominant_key(place, size, causal):
-    case = exact_scores(1)
-    with torch.no_grad():
-        for query in case[0]:
-            query[..., 0] = 1.0
-        case[1][0][:, :, place, 0] = size
-    assert_native_equals_the_reference(case, causal=causal)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -7,20 +7,24 @@
 // The gradients of a row of scores sum to zero, so its query's gradient may take the keys less
 // one and the same vector: what all keys share would only leave rounding errors.
 #pragma once
-#include "blocks.h"
+#include "exact.h"
 
 struct BackwardScratch {
     Tile tile;
+    ExactScores exact;
     float *weights, *grad_scores[MAX_LEVELS];       // [keys][queries]
     float* queries[MAX_LEVELS];                     // [queries][width] with scale and level weight
     float* grad_queries[MAX_LEVELS];                // [queries][width] without
     float *grad_output, *packed_grad, *packed_output, *values, *plain, *sums;
     float* shared[MAX_LEVELS];                      // by the sequence's keys, [width]
     float* centred;                                 // keys of a tile less what they share
-    float *largest, *inverse, *delta;               // per query
+    float *largest, *inverse, *delta, *delta_rest;  // per query
+    double *sum, *delta_sum;                        // per query
+    float longest_key[MAX_LEVELS];
 
     float* reserve(const Problem& p, Scratch scratch) {
         tile.reserve(p, scratch);
+        exact.reserve(p, scratch);
         const int64_t width = row_pitch(p.width), value_width = row_pitch(p.value_width);
         weights = scratch.take((KEY_BLOCK + SCORE_ROWS) * QUERY_BLOCK);
         for (int64_t l = 0; l < p.levels; l++) {
@@ -38,7 +42,9 @@ struct BackwardScratch {
         plain = scratch.take(QUERY_BLOCK * most(width, value_width));
         sums = scratch.take(KEY_BLOCK * most(width, value_width));
         largest = scratch.take(QUERY_BLOCK), inverse = scratch.take(QUERY_BLOCK);
-        delta = scratch.take(QUERY_BLOCK);
+        delta = scratch.take(QUERY_BLOCK), delta_rest = scratch.take(QUERY_BLOCK);
+        sum = (double*)scratch.take(2 * QUERY_BLOCK);
+        delta_sum = (double*)scratch.take(2 * QUERY_BLOCK);
         return scratch.next;
     }
 };
@@ -65,9 +71,11 @@ struct KeepExponentials {
     }
 };
 
+// EXACT: delta has a second float.
+template <bool EXACT>
 struct KeepGradScores {
     const Level& level;
-    const float *weights, *delta;
+    const float *weights, *delta, *delta_rest;
     float* grad_scores;
     template <int C>
     INLINE_MEMBER void skip(int64_t key, int64_t column) {
@@ -81,9 +89,29 @@ struct KeepGradScores {
             const Vector less = load(delta + column + c * WIDTH);
             for (int r = 0; r < SCORE_ROWS; r++) {
                 const int64_t at = (key + r) * level.pitch + column + c * WIDTH;
-                store(grad_scores + at, load(weights + at) * (acc[r][c] - less));
+                Vector difference = acc[r][c] - less;
+                if (EXACT) difference -= load(delta_rest + column + c * WIDTH);
+                store(grad_scores + at, load(weights + at) * difference);
             }
         }
+    }
+};
+
+// Sums of the weights, and of the weights times what is made from the values.
+struct SumDelta {
+    const Level& level;
+    const float* weights;
+    double *sum, *delta_sum;
+    template <int C>
+    INLINE_MEMBER void skip(int64_t, int64_t) {}
+    template <int C>
+    INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
+        for (int64_t r = 0; r < least(SCORE_ROWS, level.key_count - key); r++)
+            for (int64_t m = 0; m < C * WIDTH; m++) {
+                const double weight = weights[(key + r) * level.pitch + column + m];
+                sum[column + m] += weight;
+                delta_sum[column + m] += weight * (double)acc[r][m / WIDTH][m % WIDTH];
+            }
     }
 };
 
@@ -133,6 +161,8 @@ static void set_shared(const Problem& p, const Sequence& s, BackwardScratch& my)
             const float low = a[d] < b[d] ? a[d] : b[d], high = a[d] < b[d] ? b[d] : a[d];
             my.shared[l][d] = c[d] < low ? low : c[d] < high ? c[d] : high;
         }
+        const Rows keys = view_rows(p, p.key[l], s, l, 0, 0, p.width, false, my.centred);
+        my.longest_key[l] = p.bfloat16 ? 0.0f : longest_row(keys, count, p.width);
     }
 }
 
@@ -156,10 +186,11 @@ static void backward_queries(const Problem& p, const Sequence& s, BackwardScratc
     memcpy(my.largest, p.statistics + row, (size_t)count * sizeof(float));
     memcpy(my.inverse, p.statistics + half + row, (size_t)count * sizeof(float));
     my.tile.set_queries(p, s, first, count, my.plain);
+    my.exact.packed = false;
     for (int64_t l = 0; l < p.levels; l++) {
         const int64_t rows = at_level(count, l);
         copy_rows(p, p.query[l], s, l, first >> l, rows, rows, p.width,
-                  p.scale * p.weights[s.head * p.levels + l], nullptr, my.queries[l]);
+                  (float)score_factor(p, s, l), nullptr, my.queries[l]);
         memset(my.grad_queries[l], 0, (size_t)(rows * width) * sizeof(float));
     }
     const Rows grad = copy_rows(p, p.grad_output, s, 0, first, count, count, p.value_width, 1.0f,
@@ -184,19 +215,63 @@ static void backward_queries(const Problem& p, const Sequence& s, BackwardScratc
     }
 }
 
-static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
-                          int64_t keys, const Partial& to) {
+static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& my) {
+    const Level& fine = my.tile.level[0];
+    my.exact.compute(p, s, my.tile, my.plain);
+    for (int64_t key = 0; key < fine.key_count; key++) {
+        float* row = my.weights + key * fine.pitch;
+        my.exact.less(fine, key, fine.query_count, my.largest, row);
+        for (int64_t m = 0; m < fine.pitch; m += WIDTH) store(row + m, exponential(load(row + m)));
+    }
+}
+
+// The weights of a tile; returns what makes the products of values and the gradient of the output.
+static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
+                         int64_t keys) {
     my.tile.set_keys(p, s, key, keys);
     const Level& fine = my.tile.level[0];
-    KeepExponentials keep{fine, my.weights, my.largest};
-    score_tiles(fine, p.width, keep);
-
+    if (needs_exact(p, my.tile.score_bound)) {
+        exact_weights(p, s, my);
+    } else {
+        KeepExponentials keep{fine, my.weights, my.largest};
+        score_tiles(fine, p.width, keep);
+    }
     Level by_value = fine;
     by_value.keys = view_rows(p, p.value, s, 0, key, keys, p.value_width, false, my.values);
     by_value.queries = my.packed_grad;
     by_value.coarse = nullptr;
-    KeepGradScores keep_grad{fine, my.weights, my.delta, my.grad_scores[0]};
-    score_tiles(by_value, p.value_width, keep_grad);
+    return by_value;
+}
+
+// Where one key has nearly all the attention, the gradient of its score is a small difference.
+// From the very numbers it is then taken from, delta keeps it.
+static void set_exact_delta(const Problem& p, const Sequence& s, BackwardScratch& my,
+                            int64_t end) {
+    for (int64_t m = 0; m < QUERY_BLOCK; m++) my.sum[m] = 0.0, my.delta_sum[m] = 0.0;
+    for (int64_t key = 0; key < end; key += KEY_BLOCK) {
+        const Level by_value = set_weights(p, s, my, key, least(KEY_BLOCK, end - key));
+        SumDelta sum{my.tile.level[0], my.weights, my.sum, my.delta_sum};
+        score_tiles(by_value, p.value_width, sum);
+    }
+    for (int64_t m = 0; m < my.tile.query_count; m++) {
+        const double delta = my.delta_sum[m] / my.sum[m];
+        my.delta[m] = (float)delta;
+        my.delta_rest[m] = (float)(delta - (double)my.delta[m]);
+    }
+    for (int64_t m = my.tile.query_count; m < QUERY_BLOCK; m++) my.delta_rest[m] = 0.0f;
+}
+
+static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
+                          int64_t keys, bool exact, const Partial& to) {
+    const Level by_value = set_weights(p, s, my, key, keys);
+    const Level& fine = my.tile.level[0];
+    if (exact) {
+        KeepGradScores<true> keep{fine, my.weights, my.delta, my.delta_rest, my.grad_scores[0]};
+        score_tiles(by_value, p.value_width, keep);
+    } else {
+        KeepGradScores<false> keep{fine, my.weights, my.delta, nullptr, my.grad_scores[0]};
+        score_tiles(by_value, p.value_width, keep);
+    }
 
     const int64_t value_pitch = to.value ? p.value_width : p.grad_value.row;
     float* grad_value = to.value ? to.value + key * p.value_width
@@ -241,10 +316,15 @@ static void backward_part(const Problem* problem, const Sequence* sequence, int6
         const int64_t first = block * QUERY_BLOCK, count = least(QUERY_BLOCK, s.length - first);
         backward_queries(p, s, my, first, count);
         const int64_t end = p.causal ? first + count : s.length;
+        float score_bound = 0.0f;
+        for (int64_t l = 0; l < p.levels; l++)
+            score_bound += my.tile.longest_query[l] * my.longest_key[l];
+        const bool exact = needs_exact(p, score_bound);
+        if (exact) set_exact_delta(p, s, my, end);
         for (int64_t key = 0; key < end; key += KEY_BLOCK)
-            backward_tile(p, s, my, key, least(KEY_BLOCK, end - key), *to);
+            backward_tile(p, s, my, key, least(KEY_BLOCK, end - key), exact, *to);
         for (int64_t l = 0; l < p.levels; l++) {
-            const float weight = p.weights[s.head * p.levels + l];
+            const float factor = (float)score_factor(p, s, l);
             const Rows query = copy_rows(p, p.query[l], s, l, first >> l, at_level(count, l),
                                          at_level(count, l), p.width, 1.0f, nullptr, my.plain);
             for (int64_t m = 0; m < at_level(count, l); m++) {
@@ -256,7 +336,7 @@ static void backward_part(const Problem* problem, const Sequence* sequence, int6
                 grad_weights[l] += sum * p.scale;
                 float* row = (float*)p.grad_query[l].data +
                              offset(p.grad_query[l], s, l, (first >> l) + m);
-                for (int64_t d = 0; d < p.width; d++) row[d] = grad[d] * (p.scale * weight);
+                for (int64_t d = 0; d < p.width; d++) row[d] = grad[d] * factor;
             }
         }
     }

@@ -31,6 +31,11 @@ INLINE float from_bfloat16(uint16_t x) {
     return y;
 }
 
+// What a level's dot products count for.
+INLINE double score_factor(const Problem& p, const Sequence& s, int64_t level) {
+    return p.scale * (double)p.weights[s.head * p.levels + level];
+}
+
 INLINE int64_t padded(int64_t width) { return round_up(width, WIDTH); }
 
 // Distance of copied rows. A power of two would put a column of all rows in few sets of the cache.
@@ -195,6 +200,11 @@ struct Level {
     int64_t coarse_pitch;
     bool causal;
     int64_t ahead;  // number of the first key less that of the first query, at this level
+
+    // The first of `count` queries that sees a key.
+    int64_t first_seeing(int64_t key, int64_t count) const {
+        return causal ? least(count, most(0, key + ahead)) : 0;
+    }
 };
 
 template <int C, class Finish>
@@ -270,9 +280,30 @@ struct Keep {
     }
 };
 
+// At least the norm of the longest row: lane by lane the largest sum of squares of any row.
+static float longest_row(Rows rows, int64_t count, int64_t width) {
+    Vector largest = splat(0.0f);
+    float largest_rest = 0.0f;
+    const int64_t whole = width / WIDTH * WIDTH;
+    for (int64_t n = 0; n < count; n++) {
+        const float* row = rows.data + n * rows.pitch;
+        Vector squares = splat(0.0f);
+        for (int64_t d = 0; d < whole; d += WIDTH) squares += load(row + d) * load(row + d);
+        largest = larger(squares, largest);
+        float rest = 0.0f;
+        for (int64_t d = whole; d < width; d++) rest += row[d] * row[d];
+        largest_rest = rest > largest_rest ? rest : largest_rest;
+    }
+    float sum = largest_rest;
+    for (int i = 0; i < WIDTH; i++) sum += largest[i];
+    return __builtin_sqrtf(sum);
+}
+
 // What a tile of queries and keys needs at every level.
 struct Tile {
     int64_t first_query, query_count;
+    float longest_query[MAX_LEVELS];  // with scale and level weight
+    float score_bound;                // no score, nor what it is summed from, is larger
     Level level[MAX_LEVELS];
     float* packed[MAX_LEVELS];       // queries of each level, transposed
     float* coarse[MAX_LEVELS];       // scores of levels 1 and up
@@ -295,21 +326,23 @@ struct Tile {
                      float* plain) {
         first_query = first, query_count = count;
         for (int64_t l = 0; l < p.levels; l++) {
-            const float weight = p.weights[s.head * p.levels + l];
             const int64_t rows = at_level(count, l);
             const Rows q = copy_rows(p, p.query[l], s, l, first >> l, rows, rows, p.width,
-                                     p.scale * weight, nullptr, plain);
+                                     (float)score_factor(p, s, l), nullptr, plain);
             transpose(q, rows, p.width, padded(rows), packed[l]);
+            longest_query[l] = longest_row(q, rows, p.width);
         }
     }
 
     // Coarse levels are scored and folded into each other; level 0 is left to the caller.
     void set_keys(const Problem& p, const Sequence& s, int64_t first, int64_t count) {
+        score_bound = 0.0f;
         for (int64_t l = p.levels - 1; l >= 0; l--) {
             Level& here = level[l];
             here.key_count = at_level(count, l);
             here.keys = view_rows(p, p.key[l], s, l, first >> l, here.key_count, p.width, false,
                                   key_scratch[l]);
+            score_bound += longest_query[l] * longest_row(here.keys, here.key_count, p.width);
             here.query_count = at_level(query_count, l);
             here.queries = packed[l];
             here.pitch = padded(here.query_count);

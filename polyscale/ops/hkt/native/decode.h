@@ -1,13 +1,14 @@
 // A few new queries of one head against one chunk of its cached keys and values. The caller merges
 // the chunks.
 #pragma once
-#include "blocks.h"
+#include "exact.h"
 
 // Divisible by 2**(MAX_LEVELS - 1) and by WIDTH at every level.
 enum { DECODE_CHUNK = 512 };
 
 struct DecodeScratch {
     float *scores[MAX_LEVELS], *query, *keys, *values, *output;
+    double *exact, *exact_coarse;
 
     float* reserve(const Problem& p, Scratch scratch) {
         for (int64_t l = 0; l < p.levels; l++)
@@ -16,6 +17,8 @@ struct DecodeScratch {
         keys = scratch.take(DECODE_CHUNK * row_pitch(p.width));
         values = scratch.take(DECODE_CHUNK * row_pitch(p.value_width));
         output = scratch.take(padded(p.value_width));
+        exact = (double*)scratch.take(2 * DECODE_CHUNK);
+        exact_coarse = (double*)scratch.take(2 * DECODE_CHUNK);
         return scratch.next;
     }
 };
@@ -69,10 +72,33 @@ static void weigh_rows(Rows rows, int64_t count, const float* weights, int64_t w
         weigh_columns<1>(rows.data + d, rows.pitch, count, weights, output + d);
 }
 
-// Turns scores into exp(score - largest); `last` is the largest score and the sum.
-static void exponentials_of(float* scores, int64_t count, float* last) {
-    float top = -INFINITE;
-    for (int64_t n = 0; n < count; n++) top = scores[n] > top ? scores[n] : top;
+// The scores of one query again, now exact and less the largest of them, which is returned.
+static float exact_scores(const Problem& p, const Sequence& s, DecodeScratch& my, int64_t query,
+                          int64_t first, int64_t count) {
+    for (int64_t l = p.levels - 1; l >= 0; l--) {
+        const int64_t rows = at_level(count, l);
+        copy_rows(p, p.query[l], s, l, query, 1, 1, p.width, 1.0f, nullptr, my.query);
+        const Rows keys = view_rows(p, p.key[l], s, l, first >> l, rows, p.width, true, my.keys);
+        double* coarse = my.exact;
+        my.exact = my.exact_coarse, my.exact_coarse = coarse;
+        for (int64_t n = 0; n < rows; n++) {
+            Doubles sums = Doubles{};
+            for (int64_t d = 0; d < p.width; d += DOUBLES)
+                sums += widen(my.query + d) * widen(keys.data + n * keys.pitch + d);
+            double sum = 0.0;
+            for (int i = 0; i < DOUBLES; i++) sum += sums[i];
+            my.exact[n] = sum * score_factor(p, s, l) + (l + 1 < p.levels ? coarse[n / 2] : 0.0);
+        }
+    }
+    double top = my.exact[0];
+    for (int64_t n = 1; n < count; n++) top = my.exact[n] > top ? my.exact[n] : top;
+    const float largest = (float)top;
+    for (int64_t n = 0; n < count; n++) my.scores[0][n] = (float)(my.exact[n] - (double)largest);
+    return largest;
+}
+
+// Turns scores into exp(score - top) and returns their sum.
+static float exponentials_of(float* scores, int64_t count, float top) {
     const int64_t whole = padded(count);
     for (int64_t n = count; n < whole; n++) scores[n] = -INFINITE;
     Vector sums = splat(0.0f);
@@ -83,7 +109,7 @@ static void exponentials_of(float* scores, int64_t count, float* last) {
     }
     float sum = 0.0f;
     for (int i = 0; i < WIDTH; i++) sum += sums[i];
-    last[0] = top, last[1] = sum;
+    return sum;
 }
 
 // `result` [queries][2 + value_width]: largest score, sum of exponentials, their sum of values.
@@ -109,20 +135,28 @@ static void decode_chunk(const Problem* problem, const Sequence* sequence, int64
             for (int64_t i = 1; i < size; i++) mine[i] = 0.0f;
             continue;
         }
+        float score_bound = 0.0f;
         for (int64_t l = p.levels - 1; l >= 0; l--) {
             const int64_t rows = at_level(count, l);
             copy_rows(p, p.query[l], s, l, m, 1, 1, p.width,
-                      p.scale * p.weights[s.head * p.levels + l], nullptr, my.query);
+                      (float)score_factor(p, s, l), nullptr, my.query);
             const Rows keys =
                 view_rows(p, p.key[l], s, l, first >> l, rows, p.width, true, my.keys);
             score_rows(keys, rows, my.query, padded(p.width), my.scores[l]);
+            score_bound += longest_row({my.query, 0}, 1, p.width) *
+                           longest_row(keys, rows, p.width);
             if (l + 1 == p.levels) continue;
             float* fine = my.scores[l];
             const float* coarse = my.scores[l + 1];
             for (int64_t n = 0; n < rows; n += WIDTH)
                 store(fine + n, load(fine + n) + load_doubled(coarse + n / 2));
         }
-        exponentials_of(my.scores[0], count, mine);
+        mine[0] = -INFINITE;
+        for (int64_t n = 0; n < count; n++)
+            mine[0] = my.scores[0][n] > mine[0] ? my.scores[0][n] : mine[0];
+        const bool exact = needs_exact(p, score_bound);
+        if (exact) mine[0] = exact_scores(p, s, my, m, first, count);
+        mine[1] = exponentials_of(my.scores[0], count, exact ? 0.0f : mine[0]);
         weigh_rows(values, count, my.scores[0], padded(p.value_width), my.output);
         memcpy(mine + 2, my.output, (size_t)p.value_width * sizeof(float));
     }

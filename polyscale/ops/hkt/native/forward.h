@@ -1,20 +1,27 @@
 // One block of queries against all keys that it sees, with a running softmax.
 #pragma once
-#include "blocks.h"
+#include "exact.h"
+
+// Keys whose weights, and weighted values, are summed one after the other where one key may have
+// nearly all the attention: added to it one by one, the others would be rounded away.
+enum { SUM_CHUNK = 16 };
 
 struct ForwardScratch {
     Tile tile;
+    ExactScores exact;
     float *scores, *values, *output, *plain;
-    float *largest, *block_largest, *sum, *correction;  // per query
+    float *largest, *next_largest, *sum, *block_sum, *correction;  // per query
 
     float* reserve(const Problem& p, Scratch scratch) {
         tile.reserve(p, scratch);
+        exact.reserve(p, scratch);
         scores = scratch.take((KEY_BLOCK + SCORE_ROWS) * QUERY_BLOCK);
         values = scratch.take(KEY_BLOCK * row_pitch(p.value_width));
         output = scratch.take(QUERY_BLOCK * row_pitch(p.value_width));
         plain = scratch.take(QUERY_BLOCK * row_pitch(p.width));
-        largest = scratch.take(QUERY_BLOCK), block_largest = scratch.take(QUERY_BLOCK);
-        sum = scratch.take(QUERY_BLOCK), correction = scratch.take(QUERY_BLOCK);
+        largest = scratch.take(QUERY_BLOCK), next_largest = scratch.take(QUERY_BLOCK);
+        sum = scratch.take(QUERY_BLOCK), block_sum = scratch.take(QUERY_BLOCK);
+        correction = scratch.take(QUERY_BLOCK);
         return scratch.next;
     }
 };
@@ -39,28 +46,73 @@ struct KeepLargest {
     }
 };
 
+// The scores again, now exact and less the largest of them so far, which may have moved a little.
+static void make_exact(const Problem& p, const Sequence& s, ForwardScratch& my, int64_t count) {
+    my.exact.compute(p, s, my.tile, my.plain);
+    const Level& fine = my.tile.level[0];
+    double top[QUERY_BLOCK];
+    for (int64_t m = 0; m < count; m++) top[m] = (double)my.largest[m];
+    for (int64_t key = 0; key < fine.key_count; key++) {
+        const double* from = my.exact.row(key);
+        for (int64_t m = fine.first_seeing(key, count); m < count; m++)
+            top[m] = from[m] > top[m] ? from[m] : top[m];
+    }
+    for (int64_t m = 0; m < count; m++) my.next_largest[m] = (float)top[m];
+    for (int64_t key = 0; key < fine.key_count; key++)
+        my.exact.less(fine, key, count, my.next_largest, my.scores + key * fine.pitch);
+}
+
+// `is_less`: the largest score is taken off already.
 template <int C>
-static void exponentials(const ForwardScratch& my, int64_t pitch, int64_t keys, int64_t column) {
+static void exponentials(const ForwardScratch& my, int64_t pitch, int64_t keys, int64_t column,
+                         bool is_less) {
     Vector top[C], sum[C];
     for (int c = 0; c < C; c++) {
         const int64_t at = column + c * WIDTH;
         const Vector before = load(my.largest + at);
-        top[c] = larger(before, load(my.block_largest + at));
-        const Vector correction = exponential(before - top[c]);
+        const Vector now = load(my.next_largest + at);
+        const Vector correction = exponential(before - now);
+        top[c] = is_less ? splat(0.0f) : now;
         sum[c] = splat(0.0f);
         store(my.correction + at, correction);
-        store(my.largest + at, top[c]);
+        store(my.largest + at, now);
     }
-    for (int64_t key = 0; key < keys; key++)
-        for (int c = 0; c < C; c++) {
-            float* at = my.scores + key * pitch + column + c * WIDTH;
-            const Vector x = exponential(load(at) - top[c]);
-            sum[c] += x;
-            store(at, x);
-        }
+    for (int64_t first = 0; first < keys; first += SUM_CHUNK) {
+        Vector part[C];
+        for (int c = 0; c < C; c++) part[c] = splat(0.0f);
+        for (int64_t key = first; key < least(first + SUM_CHUNK, keys); key++)
+            for (int c = 0; c < C; c++) {
+                float* at = my.scores + key * pitch + column + c * WIDTH;
+                const Vector x = exponential(load(at) - top[c]);
+                part[c] += x;
+                store(at, x);
+            }
+        for (int c = 0; c < C; c++) sum[c] += part[c];
+    }
     for (int c = 0; c < C; c++) {
         const int64_t at = column + c * WIDTH;
+        store(my.block_sum + at, sum[c]);
         store(my.sum + at, load(my.sum + at) * load(my.correction + at) + sum[c]);
+    }
+}
+
+// Whether few keys of the block have most of some query's attention.
+static bool is_sharp(const float* block_sum, int64_t count) {
+    for (int64_t m = 0; m < count; m++)
+        if (block_sum[m] >= 1.0f && block_sum[m] < 4.0f) return true;
+    return false;
+}
+
+// Adds the block's values to the output.
+static void add_values(const ForwardScratch& my, Rows values, int64_t count, int64_t keys,
+                       int64_t columns, int64_t output_pitch) {
+    const Level& fine = my.tile.level[0];
+    const int64_t chunk = is_sharp(my.block_sum, count) ? SUM_CHUNK : KEY_BLOCK;
+    for (int64_t key = 0; key < keys; key += chunk) {
+        const int64_t diagonal = -fine.ahead - key;
+        product<true>(my.scores + key * fine.pitch, fine.pitch, count, least(chunk, keys - key),
+                      values.data + key * values.pitch, values.pitch, my.output, output_pitch,
+                      columns, key ? nullptr : my.correction, fine.causal ? &diagonal : nullptr);
     }
 }
 
@@ -82,24 +134,23 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
         const int64_t keys = least(KEY_BLOCK, end - key);
         tile.set_keys(p, s, key, keys);
         const Level& fine = tile.level[0];
-        for (int64_t m = 0; m < QUERY_BLOCK; m++) my.block_largest[m] = -INFINITE;
-        KeepLargest keep{fine, my.scores, my.block_largest};
+        memcpy(my.next_largest, my.largest, QUERY_BLOCK * sizeof(float));
+        KeepLargest keep{fine, my.scores, my.next_largest};
         score_tiles(fine, p.width, keep);
+        const bool exact = needs_exact(p, tile.score_bound);
+        if (exact) make_exact(p, s, my, count);
 
         for (int64_t column = 0; column < fine.pitch; column += TILE * WIDTH) {
             const int64_t columns = least(TILE * WIDTH, fine.pitch - column);
             // Below the diagonal, counted in whole tiles as the scores are.
             int64_t seen = p.causal ? least(keys, column + columns - fine.ahead) : keys;
             seen = most(seen, 0);
-            if (columns == TILE * WIDTH) exponentials<TILE>(my, fine.pitch, seen, column);
-            if (columns == 2 * WIDTH) exponentials<2>(my, fine.pitch, seen, column);
-            if (columns == WIDTH) exponentials<1>(my, fine.pitch, seen, column);
+            if (columns == TILE * WIDTH) exponentials<TILE>(my, fine.pitch, seen, column, exact);
+            if (columns == 2 * WIDTH) exponentials<2>(my, fine.pitch, seen, column, exact);
+            if (columns == WIDTH) exponentials<1>(my, fine.pitch, seen, column, exact);
         }
         const Rows values = view_rows(p, p.value, s, 0, key, keys, p.value_width, true, my.values);
-        const int64_t diagonal = -fine.ahead;
-        product<true>(my.scores, fine.pitch, count, keys, values.data, values.pitch, my.output,
-                      value_pitch, padded(p.value_width), my.correction,
-                      p.causal ? &diagonal : nullptr);
+        add_values(my, values, count, keys, padded(p.value_width), value_pitch);
     }
     const int64_t half = p.batch * p.heads * p.length;
     const int64_t row = (s.batch * p.heads + s.head) * p.length + s.start[0] + first;

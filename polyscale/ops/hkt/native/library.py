@@ -47,7 +47,7 @@ class _Problem(ctypes.Structure):
         ("grad_key", _Levels),
         ("grad_value", _Tensor),
         ("grad_output", _Tensor),
-        ("scale", ctypes.c_float),
+        ("scale", ctypes.c_double),
         *((name, _int32) for name in ("causal", "bfloat16", "threads", "variant")),
     )
 

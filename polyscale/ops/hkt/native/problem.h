@@ -23,7 +23,7 @@ struct Problem {
     float* grad_weights;        // [heads][levels]
     Tensor query[MAX_LEVELS], key[MAX_LEVELS], value, output;
     Tensor grad_query[MAX_LEVELS], grad_key[MAX_LEVELS], grad_value, grad_output;
-    float scale;
+    double scale;
     int32_t causal, bfloat16, threads, variant;
 };
 

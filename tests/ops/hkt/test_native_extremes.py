@@ -1,0 +1,179 @@
+"""The native kernel on hard inputs: huge scores, equal keys, one key that has all the attention."""
+
+import pytest
+import torch
+
+import polyscale as ps
+from polyscale.ops.hkt.native import decode, library
+from polyscale.ops.hkt.native.build import why_not_built
+from tests.ops.hkt.cases import (
+    GRADIENTS,
+    VALUES,
+    assert_native_equals_the_reference,
+    error,
+    gradients,
+    in_double,
+    random_case,
+)
+
+NO_KERNEL = why_not_built()
+pytestmark = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
+every_variant = pytest.mark.parametrize("instructions", [None, "portable", "avx2"])
+
+
+def exact_scores(offset, length=200, levels=3):
+    """Scores near `offset` that float32 holds exactly, so that only the kernel can err."""
+    generator = torch.Generator().manual_seed(2)
+
+    def eighths(rows, first):
+        x = torch.randint(-8, 9, (1, 2, rows, 16), generator=generator) / 8
+        x[..., 0] = first
+        return x.requires_grad_()
+
+    counts = [-(-length // 2**level) for level in range(levels)]
+    size = abs(offset) ** 0.5 * 2
+    queries = [eighths(n, size) for n in counts]
+    keys = [eighths(n, size if offset > 0 else -size) for n in counts]
+    value = torch.randn(1, 2, length, 16, generator=generator).requires_grad_()
+    return queries, keys, value, torch.tensor([0.5, 0.25, 0.25]).requires_grad_()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("offset", [10_000, -10_000])
+def test_scores_of_ten_thousand_lose_nothing(offset, causal):
+    assert_native_equals_the_reference(exact_scores(offset), causal=causal)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_between_minus_and_plus_ten_thousand(causal):
+    case = exact_scores(10_000)
+    with torch.no_grad():
+        for key in case[1]:
+            key[..., ::3, 0] *= -1
+            key[..., 1::3, 0] /= 2
+    exact_case = in_double(case)
+    exact = ps.hkt_attention(*exact_case, causal=causal, impl="reference")
+    exact_gradients = gradients(exact, exact_case)
+    size = 1e-2 * max(gradient.abs().max().item() for gradient in exact_gradients)
+    results = []
+    for impl in ("native", "reference"):
+        output = ps.hkt_attention(*case, causal=causal, impl=impl)
+        results.append([error(output, exact)])
+        for one, other in zip(gradients(output, case), exact_gradients, strict=True):
+            results[-1].append(error(one, other, size))
+    native, in_float32 = results
+    assert native[0] <= VALUES
+    assert max(native[1:-1]) <= GRADIENTS
+    # That of the weights is a sum of scores that cancel: what float32 leaves of it is not much.
+    assert native[-1] <= max(GRADIENTS, 2 * in_float32[-1])
+
+
+@every_variant
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [1, 5, 150, 300])
+def test_huge_random_scores_are_as_exact_as_any(length, causal, instructions, monkeypatch):
+    # Scores in float32 would be rounded by a thousandth, however they are summed.
+    monkeypatch.setattr(library, "instructions", instructions)
+    for head_dim in (16, 13):
+        case = random_case(length, 3, head_dim=head_dim, value_dim=16, dtype=torch.float32)
+        case = ([(q * 1e4).detach().requires_grad_() for q in case[0]], *case[1:])
+        assert_native_equals_the_reference(case, causal=causal)
+
+
+@pytest.mark.parametrize("levels", [2, 4, 5])
+def test_huge_scores_at_every_number_of_levels(levels):
+    case = random_case(200, levels, head_dim=8, value_dim=8, dtype=torch.float32)
+    case = ([(q * 1e4).detach().requires_grad_() for q in case[0]], *case[1:])
+    assert_native_equals_the_reference(case, causal=True)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_huge_scores_with_padding(side):
+    case = random_case(150, 3, head_dim=8, value_dim=8, dtype=torch.float32)
+    case = ([(q * 1e4).detach().requires_grad_() for q in case[0]], *case[1:])
+    padding = torch.zeros(2, 150, dtype=torch.bool)
+    padding[0, slice(40) if side == "left" else slice(110, None)] = True
+    assert_native_equals_the_reference(case, key_padding_mask=padding)
+
+
+def test_huge_scores_of_packed_sequences():
+    sequences = [7, 130, 1, 62]
+    case = random_case(
+        200, 3, batch=1, head_dim=8, value_dim=8, dtype=torch.float32, sequences=sequences
+    )
+    case = ([(q * 1e4).detach().requires_grad_() for q in case[0]], *case[1:])
+    bounds = torch.tensor([0, *sequences]).cumsum(0)
+    assert_native_equals_the_reference(case, cu_seqlens=bounds)
+
+
+@pytest.mark.parametrize("size", [5, 10, 20, 40, 80, 160, 1_000])
+def test_one_key_many_times_as_long_on_random_inputs(size):
+    # On either side of the length from which scores are summed in double precision.
+    for seed in range(3):
+        case = random_case(
+            512, 3, batch=1, head_dim=64, value_dim=64, dtype=torch.float32, seed=seed
+        )
+        with torch.no_grad():
+            case[1][0][:, :, 128] *= size
+        assert_native_equals_the_reference(case, causal=True)
+
+
+@pytest.mark.parametrize("gap", [15.0, 16.0, 17.0, 18.0])
+@pytest.mark.parametrize("mean", [0.0, 1.0])
+def test_what_one_key_leaves_of_the_attention_is_not_rounded_away(gap, mean):
+    # A hundred weights of 1e-7 count together, though none of them does beside a weight of one.
+    queries, keys, value, weights = random_case(
+        512, 1, batch=1, head_dim=16, value_dim=16, dtype=torch.float32
+    )
+    with torch.no_grad():
+        queries[0][..., 0] = 4.0
+        keys[0][..., 1:] *= 0.1
+        keys[0][..., 0] = 0.0
+        keys[0][:, :, 128, 0] = gap
+        value += mean
+    case = (queries, keys, value, weights)
+    exact = ps.hkt_attention(*in_double(case), causal=True, impl="reference")
+    assert error(ps.hkt_attention(*case, causal=True, impl="native"), exact) <= VALUES
+
+
+@every_variant
+def test_decoding_with_huge_scores(instructions, monkeypatch):
+    monkeypatch.setattr(library, "instructions", instructions)
+    case = random_case(700, 3, head_dim=24, dtype=torch.float32)
+    queries, keys, value, weights = [q.detach() * 1e4 for q in case[0]], *case[1:]
+    exact = ps.hkt_attention(
+        *in_double((queries, keys, value, weights)), causal=True, impl="reference"
+    )
+    for position in (0, 3, 511, 512, 699):
+        output = decode.decode(
+            [q[:, :, position >> level][:, :, None] for level, q in enumerate(queries)],
+            keys,
+            value,
+            weights,
+            position=torch.full((2, 1), position),
+            scale=24**-0.5,
+        )
+        assert error(output, exact[:, :, position : position + 1]) <= VALUES
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_long_runs_of_equal_keys(causal):
+    queries, keys, value, weights = random_case(
+        600, 3, batch=1, head_dim=16, value_dim=16, dtype=torch.float32
+    )
+    with torch.no_grad():
+        for level, key in enumerate(keys):
+            key[:, :, : 500 >> level] = key[:, :, :1]
+    assert_native_equals_the_reference((queries, keys, value, weights), causal=causal)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [4.0, 64.0, 40_000.0])
+@pytest.mark.parametrize("place", [0, 130, 199])
+def test_one_dominant_key(place, size, causal):
+    case = exact_scores(1)
+    with torch.no_grad():
+        for query in case[0]:
+            query[..., 0] = 1.0
+        case[1][0][:, :, place, 0] = size
+    assert_native_equals_the_reference(case, causal=causal)
