@@ -3,11 +3,12 @@
 #include "vectors.h"
 
 // Divisible by 2**(MAX_LEVELS - 1), so that a block of queries or keys is whole at every level,
-// and QUERY_BLOCK by the columns of a score tile, at two levels if the cache has room: small products
-// at the coarse levels are slow ones. Processors with AVX-512 have at least 1 MiB of it for each core.
+// and QUERY_BLOCK by the columns of a score tile. Where the cache has room, at the coarse levels, too,
+// and KEY_BLOCK by PRODUCT_ROWS: small products there are slow ones. Processors with AVX-512 have at
+// least 1 MiB for each core.
 enum { TILE = 3 };
 #if defined(__AVX512F__)
-enum { QUERY_BLOCK = 192, KEY_BLOCK = 256 };
+enum { QUERY_BLOCK = 192, KEY_BLOCK = 240 };
 #else
 enum { QUERY_BLOCK = 96, KEY_BLOCK = 128 };
 #endif
