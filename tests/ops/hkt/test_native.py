@@ -22,6 +22,7 @@ from tests.ops.hkt.cases import (
 NO_KERNEL = why_not_built()
 pytestmark = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
 
+
 def side_padding(length, side):
     mask = torch.zeros(2, length, dtype=torch.bool)
     for row, amount in enumerate((length // 3, length - 1)):

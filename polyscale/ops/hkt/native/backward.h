@@ -12,19 +12,21 @@
 struct BackwardScratch {
     Tile tile;
     ExactScores exact;
+    ExactProduct exact_by_value;
     float *weights, *grad_scores[MAX_LEVELS];       // [keys][queries]
     float* queries[MAX_LEVELS];                     // [queries][width] with scale and level weight
     float* grad_queries[MAX_LEVELS];                // [queries][width] without
     float *grad_output, *packed_grad, *packed_output, *values, *plain, *sums;
     float* shared[MAX_LEVELS];                      // by the sequence's keys, [width]
     float* centred;                                 // keys of a tile less what they share
-    float *largest, *inverse, *delta, *delta_rest;  // per query
-    double *sum, *delta_sum;                        // per query
+    float *largest, *inverse, *delta;               // per query
+    double *exact_sum, *exact_delta;                // per query
     float longest_key[MAX_LEVELS];
 
     float* reserve(const Problem& p, Scratch scratch) {
         tile.reserve(p, scratch);
         exact.reserve(p, scratch);
+        exact_by_value.reserve(scratch, p.value_width, 0);
         const int64_t width = row_pitch(p.width), value_width = row_pitch(p.value_width);
         weights = scratch.take((KEY_BLOCK + SCORE_ROWS) * QUERY_BLOCK);
         for (int64_t l = 0; l < p.levels; l++) {
@@ -42,9 +44,9 @@ struct BackwardScratch {
         plain = scratch.take(QUERY_BLOCK * most(width, value_width));
         sums = scratch.take(KEY_BLOCK * most(width, value_width));
         largest = scratch.take(QUERY_BLOCK), inverse = scratch.take(QUERY_BLOCK);
-        delta = scratch.take(QUERY_BLOCK), delta_rest = scratch.take(QUERY_BLOCK);
-        sum = (double*)scratch.take(2 * QUERY_BLOCK);
-        delta_sum = (double*)scratch.take(2 * QUERY_BLOCK);
+        delta = scratch.take(QUERY_BLOCK);
+        exact_sum = (double*)scratch.take(2 * QUERY_BLOCK);
+        exact_delta = (double*)scratch.take(2 * QUERY_BLOCK);
         return scratch.next;
     }
 };
@@ -71,11 +73,9 @@ struct KeepExponentials {
     }
 };
 
-// EXACT: delta has a second float.
-template <bool EXACT>
 struct KeepGradScores {
     const Level& level;
-    const float *weights, *delta, *delta_rest;
+    const float *weights, *delta;
     float* grad_scores;
     template <int C>
     INLINE_MEMBER void skip(int64_t key, int64_t column) {
@@ -89,29 +89,9 @@ struct KeepGradScores {
             const Vector less = load(delta + column + c * WIDTH);
             for (int r = 0; r < SCORE_ROWS; r++) {
                 const int64_t at = (key + r) * level.pitch + column + c * WIDTH;
-                Vector difference = acc[r][c] - less;
-                if (EXACT) difference -= load(delta_rest + column + c * WIDTH);
-                store(grad_scores + at, load(weights + at) * difference);
+                store(grad_scores + at, load(weights + at) * (acc[r][c] - less));
             }
         }
-    }
-};
-
-// Sums of the weights, and of the weights times what is made from the values.
-struct SumDelta {
-    const Level& level;
-    const float* weights;
-    double *sum, *delta_sum;
-    template <int C>
-    INLINE_MEMBER void skip(int64_t, int64_t) {}
-    template <int C>
-    INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
-        for (int64_t r = 0; r < least(SCORE_ROWS, level.key_count - key); r++)
-            for (int64_t m = 0; m < C * WIDTH; m++) {
-                const double weight = weights[(key + r) * level.pitch + column + m];
-                sum[column + m] += weight;
-                delta_sum[column + m] += weight * (double)acc[r][m / WIDTH][m % WIDTH];
-            }
     }
 };
 
@@ -243,22 +223,39 @@ static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& m
     return by_value;
 }
 
-// Where one key has nearly all the attention, the gradient of its score is a small difference.
-// From the very numbers it is then taken from, delta keeps it.
+// Where one key has nearly all the attention, the gradient of its score is a small difference. It is
+// kept by a delta that is the mean of the very numbers it is then taken from.
 static void set_exact_delta(const Problem& p, const Sequence& s, BackwardScratch& my,
                             int64_t end) {
-    for (int64_t m = 0; m < QUERY_BLOCK; m++) my.sum[m] = 0.0, my.delta_sum[m] = 0.0;
-    for (int64_t key = 0; key < end; key += KEY_BLOCK) {
-        const Level by_value = set_weights(p, s, my, key, least(KEY_BLOCK, end - key));
-        SumDelta sum{my.tile.level[0], my.weights, my.sum, my.delta_sum};
-        score_tiles(by_value, p.value_width, sum);
+    const int64_t count = my.tile.query_count;
+    my.exact_by_value.pack({my.grad_output, row_pitch(p.value_width)}, count, p.value_width);
+    for (int64_t m = 0; m < count; m++) my.exact_sum[m] = 0.0, my.exact_delta[m] = 0.0;
+    for (int64_t first = 0; first < end; first += KEY_BLOCK) {
+        const Level by_value = set_weights(p, s, my, first, least(KEY_BLOCK, end - first));
+        my.exact_by_value.compute(by_value, p.value_width, 1.0, nullptr);
+        for (int64_t key = 0; key < by_value.key_count; key++) {
+            const double* from = my.exact_by_value.row(key);
+            const float* weights = my.weights + key * by_value.pitch;
+            for (int64_t m = by_value.first_seeing(key, count); m < count; m++) {
+                my.exact_sum[m] += (double)weights[m];
+                my.exact_delta[m] += (double)weights[m] * from[m];
+            }
+        }
     }
-    for (int64_t m = 0; m < my.tile.query_count; m++) {
-        const double delta = my.delta_sum[m] / my.sum[m];
-        my.delta[m] = (float)delta;
-        my.delta_rest[m] = (float)(delta - (double)my.delta[m]);
+    for (int64_t m = 0; m < count; m++) my.exact_delta[m] /= my.exact_sum[m];
+}
+
+static void exact_grad_scores(const Problem& p, BackwardScratch& my, const Level& by_value) {
+    my.exact_by_value.compute(by_value, p.value_width, 1.0, nullptr);
+    for (int64_t key = 0; key < by_value.key_count; key++) {
+        const double* from = my.exact_by_value.row(key);
+        const float* weights = my.weights + key * by_value.pitch;
+        float* to = my.grad_scores[0] + key * by_value.pitch;
+        memset(to, 0, (size_t)by_value.pitch * sizeof(float));
+        for (int64_t m = by_value.first_seeing(key, by_value.query_count); m < by_value.query_count;
+             m++)
+            to[m] = (float)((double)weights[m] * (from[m] - my.exact_delta[m]));
     }
-    for (int64_t m = my.tile.query_count; m < QUERY_BLOCK; m++) my.delta_rest[m] = 0.0f;
 }
 
 static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
@@ -266,10 +263,9 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
     const Level by_value = set_weights(p, s, my, key, keys);
     const Level& fine = my.tile.level[0];
     if (exact) {
-        KeepGradScores<true> keep{fine, my.weights, my.delta, my.delta_rest, my.grad_scores[0]};
-        score_tiles(by_value, p.value_width, keep);
+        exact_grad_scores(p, my, by_value);
     } else {
-        KeepGradScores<false> keep{fine, my.weights, my.delta, nullptr, my.grad_scores[0]};
+        KeepGradScores keep{fine, my.weights, my.delta, my.grad_scores[0]};
         score_tiles(by_value, p.value_width, keep);
     }
 

@@ -24,10 +24,13 @@ struct DecodeScratch {
 };
 
 // scores[n] = query . row n: a vector of rows at a time, each with its own sums, which are added
-// up crosswise at the end. Rows beyond the last repeat it.
-static void score_rows(Rows rows, int64_t count, const float* query, int64_t width,
-                       float* scores) {
+// up crosswise at the end. Rows beyond the last repeat it. Returns at least the norm of the longest
+// row: that of a vector of rows together, found while they are at hand.
+static float score_rows(Rows rows, int64_t count, const float* query, int64_t width,
+                        float* scores) {
+    Vector largest = splat(0.0f);
     for (int64_t n = 0; n < count; n += WIDTH) {
+        Vector squares = splat(0.0f);
         const float* row[WIDTH];
         Vector sum[WIDTH];
         for (int r = 0; r < WIDTH; r++) {
@@ -37,14 +40,22 @@ static void score_rows(Rows rows, int64_t count, const float* query, int64_t wid
         for (int64_t d = 0; d < width; d += WIDTH) {
             const Vector q = load(query + d);
 #pragma GCC unroll 16
-            for (int r = 0; r < WIDTH; r++) sum[r] += q * load(row[r] + d);
+            for (int r = 0; r < WIDTH; r++) {
+                const Vector key = load(row[r] + d);
+                sum[r] += q * key;
+                squares += key * key;
+            }
         }
+        largest = larger(squares, largest);
 #pragma GCC unroll 4
         for (int left = WIDTH; left > 1; left /= 2)
 #pragma GCC unroll 16
             for (int r = 0; r < left / 2; r++) sum[r] = add_pairs(sum[2 * r], sum[2 * r + 1]);
         store(scores + n, sum[0]);
     }
+    float sum = 0.0f;
+    for (int i = 0; i < WIDTH; i++) sum += largest[i];
+    return __builtin_sqrtf(sum);
 }
 
 // output[:] = sum_n weights[n] row n, for C vectors of channels.
@@ -142,9 +153,8 @@ static void decode_chunk(const Problem* problem, const Sequence* sequence, int64
                       (float)score_factor(p, s, l), nullptr, my.query);
             const Rows keys =
                 view_rows(p, p.key[l], s, l, first >> l, rows, p.width, true, my.keys);
-            score_rows(keys, rows, my.query, padded(p.width), my.scores[l]);
             score_bound += longest_row({my.query, 0}, 1, p.width) *
-                           longest_row(keys, rows, p.width);
+                           score_rows(keys, rows, my.query, padded(p.width), my.scores[l]);
             if (l + 1 == p.levels) continue;
             float* fine = my.scores[l];
             const float* coarse = my.scores[l + 1];
