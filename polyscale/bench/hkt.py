@@ -57,11 +57,11 @@ def run(quick: bool = False, say: Callable[[str], None] = print) -> dict[str, An
         rows += [compare_operation(shape, grad=grad, rounds=rounds) for grad in (False, True)]
     say("a training step")
     step_shapes = ((8, 256),) if quick else ((16, 512), (4, 2048))
-    # A step is long, and its ratio is read to the hundredth.
-    training = [compare_training(*shape, rounds=2 * rounds) for shape in step_shapes]
+    # These ratios are read to the hundredth, and the best of few rounds differs by two or three.
+    training = [compare_training(*shape, rounds=4 * rounds) for shape in step_shapes]
     say("decoding")
     contexts = (1024,) if quick else (1024, 2048, 4096, 8192, 16384)
-    decoding = [compare_decoding(context, rounds=rounds) for context in contexts]
+    decoding = [compare_decoding(context, rounds=4 * rounds) for context in contexts]
     say("memory")
     memory_length = 1024 if quick else 8192
     memory = {name: peak_bytes(name, memory_length) for name in ("hkt", "sdpa")}

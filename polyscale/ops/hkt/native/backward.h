@@ -321,15 +321,12 @@ static void backward_part(const Problem* problem, const Sequence* sequence, int6
             backward_tile(p, s, my, key, least(KEY_BLOCK, end - key), exact, *to);
         for (int64_t l = 0; l < p.levels; l++) {
             const float factor = (float)score_factor(p, s, l);
-            const Rows query = copy_rows(p, p.query[l], s, l, first >> l, at_level(count, l),
-                                         at_level(count, l), p.width, 1.0f, nullptr, my.plain);
+            const Rows query = view_rows(p, p.query[l], s, l, first >> l, at_level(count, l),
+                                         p.width, false, my.plain);
             for (int64_t m = 0; m < at_level(count, l); m++) {
                 const float* grad = my.grad_queries[l] + m * width;
                 // The weight of a level times its scores: the same sum, without the weight.
-                double sum = 0.0;
-                for (int64_t d = 0; d < p.width; d++)
-                    sum += (double)grad[d] * query.data[m * query.pitch + d];
-                grad_weights[l] += sum * p.scale;
+                grad_weights[l] += dot(grad, query.data + m * query.pitch, p.width) * p.scale;
                 float* row = (float*)p.grad_query[l].data +
                              offset(p.grad_query[l], s, l, (first >> l) + m);
                 for (int64_t d = 0; d < p.width; d++) row[d] = grad[d] * factor;

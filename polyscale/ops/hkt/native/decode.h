@@ -93,11 +93,7 @@ static float exact_scores(const Problem& p, const Sequence& s, DecodeScratch& my
         double* coarse = my.exact;
         my.exact = my.exact_coarse, my.exact_coarse = coarse;
         for (int64_t n = 0; n < rows; n++) {
-            Doubles sums = Doubles{};
-            for (int64_t d = 0; d < p.width; d += DOUBLES)
-                sums += widen(my.query + d) * widen(keys.data + n * keys.pitch + d);
-            double sum = 0.0;
-            for (int i = 0; i < DOUBLES; i++) sum += sums[i];
+            const double sum = dot(my.query, keys.data + n * keys.pitch, p.width);
             my.exact[n] = sum * score_factor(p, s, l) + (l + 1 < p.levels ? coarse[n / 2] : 0.0);
         }
     }

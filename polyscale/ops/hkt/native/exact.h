@@ -23,6 +23,16 @@ INLINE Doubles widen(const float* from) {
     return __builtin_convertvector(x, Doubles);
 }
 
+INLINE double dot(const float* a, const float* b, int64_t width) {
+    Doubles sums = Doubles{};
+    const int64_t whole = width / DOUBLES * DOUBLES;
+    for (int64_t d = 0; d < whole; d += DOUBLES) sums += widen(a + d) * widen(b + d);
+    double sum = 0.0;
+    for (int i = 0; i < DOUBLES; i++) sum += sums[i];
+    for (int64_t d = whole; d < width; d++) sum += (double)a[d] * (double)b[d];
+    return sum;
+}
+
 // Of bfloat16 inputs the answer is rounded far more than that.
 INLINE bool needs_exact(const Problem& p, float score_bound) {
     return !p.bfloat16 && score_bound > LARGE_SCORE;
