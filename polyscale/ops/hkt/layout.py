@@ -25,27 +25,33 @@ class Padding:
     position: Tensor  # [B, T] position of a column's token in its own sequence
     real: Tensor  # [B, T]
     lengths: Tensor  # [B]
+    is_lined_up: bool  # all padding is known to be on the right
 
     @classmethod
     def from_mask(cls, key_padding_mask: Tensor) -> "Padding":
         """From a bool mask `[B, T]`, True for padding, on either side or in between."""
         real = ~key_padding_mask
+        # Where a look costs nothing, rows that are in order already are not moved.
+        look = real.device.type == "cpu" and not (
+            torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        )
         return cls(
             column=torch.argsort(key_padding_mask.to(torch.uint8), dim=1, stable=True),
             position=(real.cumsum(1) - 1).clamp(min=0),
             real=real,
             lengths=real.sum(1),
+            is_lined_up=look and bool((real[:, 1:] <= real[:, :-1]).all()),
         )
 
     def line_up(self, x: Tensor) -> Tensor:
         """Real tokens first, zeros after them. `x` is `[B, ..., T, C]`."""
-        lined_up = _take(x, self.column)
+        lined_up = x if self.is_lined_up else _take(x, self.column)
         position = torch.arange(x.shape[-2], device=x.device)
         return _keep(lined_up, position < self.lengths[:, None])
 
     def put_back(self, x: Tensor) -> Tensor:
         """The inverse of `line_up`; zeros at the padding."""
-        return _keep(_take(x, self.position), self.real)
+        return _keep(x if self.is_lined_up else _take(x, self.position), self.real)
 
 
 @dataclass(frozen=True)
