@@ -38,7 +38,9 @@ _ARENA = {
     "Performer": (18.01, 42.77, 65.40),
 }
 
-# The ablations: what differs from HKT with three levels. L = 1 is `standard`, L = 3 is `hkt`.
+# The ablations: what differs from HKT with three levels, or from `standard` in the last. L = 1 is
+# `standard`, L = 3 is `hkt`. A filter as wide as HKT's, without its levels, tells what comes from
+# convolution.
 _ABLATIONS: dict[str, dict[str, Any]] = {
     "hkt-2-levels": {"levels": 2},
     "hkt-4-levels": {"levels": 4},
@@ -47,6 +49,10 @@ _ABLATIONS: dict[str, dict[str, Any]] = {
     "hkt-level-2-alone": {"level_weights": [0.0, 0.0, 1.0]},
     "hkt-mean-downsampling": {"downsampling": "mean"},
     "hkt-own-projections": {"shared_projections": False},
+    "hkt-depthwise": {"downsampling": "depthwise"},
+    "hkt-width-2": {"downsampling_width": 2},
+    "hkt-fine-values": {"values": "fine"},
+    "standard-filter": {"downsampling": "dense", "filter_width": 4},
 }
 
 
@@ -56,7 +62,7 @@ def plan_hkt(preset: str = "cpu") -> list[PlannedRun]:
     On a CPU the ablations run with one seed on the first task; `paper` runs all of them.
 
     >>> len(plan_hkt("cpu")), len(plan_hkt("paper"))
-    (25, 81)
+    (29, 117)
     """
     if preset not in PRESETS:
         raise ValueError(f"preset takes one of {', '.join(PRESETS)}; got {preset!r}")
@@ -69,7 +75,7 @@ def plan_hkt(preset: str = "cpu") -> list[PlannedRun]:
     ]
     tasks, seeds = (HKT_TASKS, SEEDS) if preset == "paper" else (HKT_TASKS[:1], SEEDS[:1])
     ablations = [
-        PlannedRun(task, _ablation(preset_config(task, "hkt", size, seed=seed), name, change))
+        PlannedRun(task, _ablation(task, name, change, size, seed))
         for task in tasks
         for seed in seeds
         for name, change in _ABLATIONS.items()
@@ -154,5 +160,6 @@ def hkt_markdown(
     return "\n".join(lines) + "\n"
 
 
-def _ablation(config: RunConfig, name: str, change: dict[str, Any]) -> RunConfig:
+def _ablation(task: str, name: str, change: dict[str, Any], size: str, seed: int) -> RunConfig:
+    config = preset_config(task, name.split("-")[0], size, seed=seed)
     return replace(config, name=name, model_options={**config.model_options, **change})

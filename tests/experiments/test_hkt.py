@@ -51,7 +51,7 @@ def test_the_plan_of_the_paper_has_every_seed_and_every_ablation():
     }
     for table in ("imdb-char", "listops", "scifar10"):
         names = {run.config.name for run in paper if run.table == table}
-        assert len(names) == 2 + 7
+        assert len(names) == 2 + 11
     for what, preset in (("gpt", "cpu"), ("hkt", "gpu")):
         with pytest.raises(ValueError, match="takes one of"):
             plan(what, preset)

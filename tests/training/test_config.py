@@ -108,7 +108,10 @@ def test_every_preset_is_a_valid_run_for_every_model(task, preset):
         return
     standard, hkt = (preset_config(task, model, preset) for model in ("standard", "hkt"))
     assert standard.training == hkt.training, "one budget for all"
-    assert {**standard.model_options, "levels": 3} == hkt.model_options
+    shared = {name: hkt.model_options[name] for name in standard.model_options}
+    assert shared == standard.model_options, "one size for all"
+    own = {"levels", "values", "downsampling", "downsampling_width"}
+    assert hkt.model_options.keys() - standard.model_options.keys() <= own
 
 
 def test_unknown_names_of_presets_are_refused():
