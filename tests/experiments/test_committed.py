@@ -4,8 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from polyscale.experiments import plan
-from polyscale.experiments.hsa import write_tables
+import pytest
+
+from polyscale.experiments import hkt, hsa, plan
 from polyscale.experiments.zero_shot.records import Records
 from polyscale.experiments.zero_shot.tables import markdown
 from polyscale.training.result import RESULT_NAME, read_result
@@ -13,18 +14,22 @@ from polyscale.training.result import RESULT_NAME, read_result
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
-def test_tables_of_hsa_follow_from_its_runs(tmp_path):
-    shutil.copytree(EXPERIMENTS / "hsa" / "runs", tmp_path / "runs")
-    write_tables(tmp_path, command="polyscale reproduce hsa --preset cpu")
-    for name in ("RESULTS.md", "results.json"):
-        assert (tmp_path / name).read_text() == (EXPERIMENTS / "hsa" / name).read_text()
+@pytest.mark.parametrize(("name", "experiment"), [("hkt", hkt), ("hsa", hsa)])
+def test_tables_follow_from_the_runs(name, experiment, tmp_path):
+    shutil.copytree(EXPERIMENTS / name / "runs", tmp_path / "runs")
+    experiment.write_tables(tmp_path, command=f"polyscale reproduce {name} --preset cpu")
+    for file in ("RESULTS.md", "results.json"):
+        assert (tmp_path / file).read_text() == (EXPERIMENTS / name / file).read_text()
 
 
-def test_every_run_of_hsa_is_there_as_it_was_planned():
-    for one in plan("hsa"):
-        folder = one.folder(EXPERIMENTS / "hsa")
+@pytest.mark.parametrize(("name", "is_finished"), [("hkt", False), ("hsa", True)])
+def test_every_run_is_as_it_was_planned(name, is_finished):
+    planned = {one.folder(EXPERIMENTS / name): one.config for one in plan(name)}
+    committed = {path.parent for path in (EXPERIMENTS / name / "runs").rglob(RESULT_NAME)}
+    assert committed == planned.keys() if is_finished else committed <= planned.keys()
+    for folder in committed:
         result = read_result(folder / RESULT_NAME)
-        assert result.config == one.config.as_dict()
+        assert result.config == planned[folder].as_dict()
         assert result.git_commit
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         assert max(point["step"] for point in log) == result.steps
