@@ -13,6 +13,7 @@ from polyscale.training.config import RunConfig
 from polyscale.training.files import write_json, write_text
 from polyscale.training.presets import preset_config
 from polyscale.training.result import RunResult
+from polyscale.training.run import RunInUseError
 
 PRESETS = {"cpu": "small", "paper": "paper"}
 SEEDS = (0, 1, 2)
@@ -92,13 +93,21 @@ def reproduce(
     resume: bool = False,
     progress: bool = True,
 ) -> None:
-    """Do the runs one after the other and bring the tables up to date after each of them."""
+    """Do the runs one after the other and bring the tables up to date after each of them.
+
+    A run that another process is at is left to it, so that several may share the work.
+    """
     if not resume:
         refuse_existing(planned, output)
     for number, one in enumerate(planned):
         if progress:
             print(f"run {number + 1} of {len(planned)}: {one.table}, {one.config.name}", flush=True)
-        run_all([one], output, data_dir=data_dir, resume=resume, progress=progress)
+        try:
+            run_all([one], output, data_dir=data_dir, resume=resume, progress=progress)
+        except RunInUseError as error:
+            if progress:
+                print(f"{error}: left to it", flush=True)
+            continue
         write_tables(output, command=command)
 
 

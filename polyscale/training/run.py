@@ -41,6 +41,10 @@ CONFIG_NAME = "config.yaml"
 _LOCK_NAME = ".lock"
 
 
+class RunInUseError(FileExistsError):
+    """Another process is at this run."""
+
+
 def run(
     config: RunConfig,
     output: Path,
@@ -262,7 +266,7 @@ def _sole_use(output: Path, *, enabled: bool) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise FileExistsError(f"{output} is in use by another process") from error
+        raise RunInUseError(f"{output} is in use by another process") from error
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from filelock import FileLock
 
 from polyscale.experiments import hkt as reproduction
 from polyscale.experiments import plan
@@ -36,6 +37,20 @@ def test_a_reproduction_brings_its_tables_up_to_date_after_every_run(tmp_path, m
     assert {"task", "model", "seed", "test_accuracy", "config", "git_commit", "seconds"} <= {
         *record
     }
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
+    first, second = (
+        PlannedRun("listops", run.config)
+        for run in plan_comparison(SMALL, ["standard", "hkt"], [0], levels=2)
+    )
+    folder = first.folder(tmp_path)
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".lock"):
+        reproduction.reproduce([first, second], tmp_path, command="polyscale", resume=True)
+    assert "in use by another process: left to it" in capsys.readouterr().out
+    assert not (folder / "result.json").exists()
+    assert (second.folder(tmp_path) / "result.json").exists()
 
 
 def test_the_plan_of_the_paper_has_every_seed_and_every_ablation():

@@ -9,7 +9,7 @@ from polyscale.data.tasks import TaskData
 from polyscale.experiments.hsa.tables import write_tables
 from polyscale.training.compare import PlannedRun, refuse_existing
 from polyscale.training.result import RESULT_NAME
-from polyscale.training.run import load_data, run
+from polyscale.training.run import RunInUseError, load_data, run
 
 
 def reproduce(
@@ -23,7 +23,8 @@ def reproduce(
 ) -> None:
     """Do the runs; with `resume` what is finished stays and what is not goes on.
 
-    The data of a table are loaded once for each of its variants: vectors of words take a while.
+    The data of a table are loaded once for each of its variants: vectors of words take a while. A
+    run that another process is at is left to it, so that several may share the work.
     """
     if not resume:
         refuse_existing(planned, output)
@@ -43,7 +44,12 @@ def reproduce(
             if key not in loaded:
                 loaded[key] = load_data(one.config, data_dir, progress=progress)
             data = loaded[key]
-        run(one.config, folder, data=data, data_dir=data_dir, resume=resume, progress=progress)
+        try:
+            run(one.config, folder, data=data, data_dir=data_dir, resume=resume, progress=progress)
+        except RunInUseError as error:
+            if progress:
+                print(f"{error}: left to it", flush=True)
+            continue
         if data is not None:
             write_tables(output, command=command, data_dir=data_dir)
     write_tables(output, command=command, data_dir=data_dir)
