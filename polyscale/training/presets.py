@@ -83,7 +83,7 @@ _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 _HSA_PAPER: dict[str, Any] = {"batch_size": 64, "learning_rate": 2e-5}
 _TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "small"): {
-        "steps": 10_000,
+        "steps": 6_000,
         "batch_size": 64,
         "bucket_by_length": True,
         "learning_rate": 2e-3,
