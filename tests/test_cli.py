@@ -304,7 +304,7 @@ def test_missing_data_are_one_line_that_says_what_to_do(tmp_path, monkeypatch):
 def test_the_status_of_a_reproduction_that_has_not_begun(tmp_path):
     finished = invoke("status", "hkt", "--output", str(tmp_path))
     assert finished.exit_code == 0
-    assert "0 of 25 runs done; time left: unknown until a run is finished" in finished.stdout
+    assert "0 of 29 runs done; time left: unknown until a run is finished" in finished.stdout
 
 
 def test_analyze_writes_the_report_of_a_run(tmp_path):
