@@ -43,6 +43,15 @@ def _dominant_key(queries: Inputs, keys: Inputs) -> None:
     keys[0][:, :, LENGTH // 4] *= 80
 
 
+def _sharp_attention(queries: Inputs, keys: Inputs) -> None:
+    """One key scores 17 more than the others, which keep about 1e-5 of the attention."""
+    for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
+        query[..., 0] = 4.0
+        key *= 0.1
+        key[..., 0] = 0.0
+        key[:, :, (LENGTH // 4) >> level, 0] = 17 * WIDTH**0.5 / 4
+
+
 def _huge_scores(queries: Inputs, keys: Inputs) -> None:
     for query in queries:
         query *= 1e4
@@ -52,6 +61,7 @@ _CASES: dict[str, Callable[[Inputs, Inputs], None]] = {
     "random": lambda queries, keys: None,
     "long runs of equal keys": _equal_keys,
     "one key 80 times as long": _dominant_key,
+    "one key with all but 1e-5 of the attention": _sharp_attention,
     "scores of ±10,000": _huge_scores,
 }
 

@@ -17,6 +17,10 @@ enum { QUERY_BLOCK = 96, KEY_BLOCK = 128 };
 // rounding errors would grow with the width of a head.
 enum { SCORE_CHUNK = 16 };
 
+// Keys whose weights, and weighted values, are summed one after the other where one key may have
+// nearly all the attention: added to it one by one, the others would be rounded away.
+enum { SUM_CHUNK = 16 };
+
 struct Scratch {
     float* next;
     float* take(int64_t floats) {

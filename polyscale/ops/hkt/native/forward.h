@@ -2,10 +2,6 @@
 #pragma once
 #include "exact.h"
 
-// Keys whose weights, and weighted values, are summed one after the other where one key may have
-// nearly all the attention: added to it one by one, the others would be rounded away.
-enum { SUM_CHUNK = 16 };
-
 struct ForwardScratch {
     Tile tile;
     ExactScores exact;

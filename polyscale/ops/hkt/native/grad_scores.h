@@ -1,0 +1,206 @@
+// The gradients of a tile's scores. Scores are computed again, tile by tile, in the same order as in
+// the forward pass, so that they are the same numbers.
+//
+// With e = exp(score - largest) and i = 1 / sum of e, attention is e * i. The factor i goes into
+// the gradient of the output (g = i * grad_output), so that
+//     grad_value = e^T g,    grad_score = e * (g value^T - delta),    delta = g . output.
+// The gradients of a row of scores sum to zero. So its query's gradient may take the keys less
+// one and the same vector: what all keys share would only leave rounding errors. And where one key
+// has most of the attention, the gradient of its score, a small difference of large numbers, is
+// set to what makes the sum zero.
+#pragma once
+#include "exact.h"
+
+// A row whose exponentials sum to less than 1 / SHARP has a dominant key: its own is 1, and all
+// others together are less than a half.
+constexpr float SHARP = 0.5f;
+
+struct BackwardScratch {
+    Tile tile;
+    ExactScores exact;
+    ExactProduct exact_by_value;
+    float *weights, *grad_scores[MAX_LEVELS];       // [keys][queries]
+    float* queries[MAX_LEVELS];                     // [queries][width] with scale and level weight
+    float* grad_queries[MAX_LEVELS];                // [queries][width] without
+    float *grad_output, *packed_grad, *packed_output, *values, *plain, *sums;
+    float* shared[MAX_LEVELS];                      // by the sequence's keys, [width]
+    float* centred;                                 // keys of a tile less what they share
+    float *largest, *inverse, *delta;               // per query
+    float *others, *dominant;                       // per query: sum of gradients, number of a key
+    double *exact_sum, *exact_delta, *exact_row;    // per query
+    double exact_products[MAX_LEVELS + 1];          // of gradients and scores from a level up
+    float longest_key[MAX_LEVELS];
+
+    float* reserve(const Problem& p, Scratch scratch) {
+        tile.reserve(p, scratch);
+        exact.reserve(p, scratch);
+        exact_by_value.reserve(scratch, p.value_width, 0);
+        const int64_t width = row_pitch(p.width), value_width = row_pitch(p.value_width);
+        weights = scratch.take((KEY_BLOCK + SCORE_ROWS) * QUERY_BLOCK);
+        for (int64_t l = 0; l < p.levels; l++) {
+            const int64_t rows = at_level(KEY_BLOCK, l) + SCORE_ROWS;
+            grad_scores[l] = scratch.take(rows * (Tile::pitch(l) + 2 * WIDTH));
+            queries[l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
+            grad_queries[l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
+            shared[l] = scratch.take(width);
+        }
+        centred = scratch.take(KEY_BLOCK * width);
+        grad_output = scratch.take(QUERY_BLOCK * value_width);
+        packed_grad = scratch.take(QUERY_BLOCK * value_width);
+        packed_output = scratch.take(QUERY_BLOCK * value_width);
+        values = scratch.take(KEY_BLOCK * value_width);
+        plain = scratch.take(QUERY_BLOCK * most(width, value_width));
+        sums = scratch.take(KEY_BLOCK * most(width, value_width));
+        largest = scratch.take(QUERY_BLOCK), inverse = scratch.take(QUERY_BLOCK);
+        delta = scratch.take(QUERY_BLOCK);
+        others = scratch.take(QUERY_BLOCK), dominant = scratch.take(QUERY_BLOCK);
+        exact_sum = (double*)scratch.take(2 * QUERY_BLOCK);
+        exact_delta = (double*)scratch.take(2 * QUERY_BLOCK);
+        exact_row = (double*)scratch.take(2 * QUERY_BLOCK);
+        return scratch.next;
+    }
+};
+
+struct KeepExponentials {
+    const Level& level;
+    float* weights;
+    const float* largest;
+    template <int C>
+    INLINE_MEMBER void skip(int64_t key, int64_t column) {
+        for (int r = 0; r < SCORE_ROWS; r++)
+            for (int c = 0; c < C; c++)
+                store(weights + (key + r) * level.pitch + column + c * WIDTH, splat(0.0f));
+    }
+    template <int C>
+    INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
+        hide_later(level, acc, key, column);
+        for (int c = 0; c < C; c++) {
+            const Vector top = load(largest + column + c * WIDTH);
+            for (int r = 0; r < SCORE_ROWS; r++)
+                store(weights + (key + r) * level.pitch + column + c * WIDTH,
+                      exponential(acc[r][c] - top));
+        }
+    }
+};
+
+struct KeepGradScores {
+    const Level& level;
+    const float *weights, *delta;
+    float* grad_scores;
+    template <int C>
+    INLINE_MEMBER void skip(int64_t key, int64_t column) {
+        for (int r = 0; r < SCORE_ROWS; r++)
+            for (int c = 0; c < C; c++)
+                store(grad_scores + (key + r) * level.pitch + column + c * WIDTH, splat(0.0f));
+    }
+    template <int C>
+    INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
+        for (int c = 0; c < C; c++) {
+            const Vector less = load(delta + column + c * WIDTH);
+            for (int r = 0; r < SCORE_ROWS; r++) {
+                const int64_t at = (key + r) * level.pitch + column + c * WIDTH;
+                store(grad_scores + at, load(weights + at) * (acc[r][c] - less));
+            }
+        }
+    }
+};
+
+static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& my) {
+    const Level& fine = my.tile.level[0];
+    my.exact.compute(p, s, my.tile, my.plain);
+    for (int64_t key = 0; key < fine.key_count; key++) {
+        float* row = my.weights + key * fine.pitch;
+        my.exact.less(fine, key, fine.query_count, my.largest, row);
+        for (int64_t m = 0; m < fine.pitch; m += WIDTH) store(row + m, exponential(load(row + m)));
+    }
+}
+
+// The weights of a tile; returns what makes the products of values and the gradient of the output.
+static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
+                         int64_t keys, bool exact) {
+    my.tile.set_keys(p, s, key, keys);
+    const Level& fine = my.tile.level[0];
+    if (exact) {
+        exact_weights(p, s, my);
+    } else {
+        KeepExponentials keep{fine, my.weights, my.largest};
+        score_tiles(fine, p.width, keep);
+    }
+    Level by_value = fine;
+    by_value.keys = view_rows(p, p.value, s, 0, key, keys, p.value_width, false, my.values);
+    by_value.queries = my.packed_grad;
+    by_value.coarse = nullptr;
+    return by_value;
+}
+
+// Where one key has nearly all the attention, the gradient of its score is a small difference. It is
+// kept by a delta that is the mean of the very numbers it is then taken from.
+static void set_exact_delta(const Problem& p, const Sequence& s, BackwardScratch& my,
+                            int64_t end) {
+    const int64_t count = my.tile.query_count;
+    my.exact_by_value.pack({my.grad_output, row_pitch(p.value_width)}, count, p.value_width);
+    for (int64_t m = 0; m < count; m++) my.exact_sum[m] = 0.0, my.exact_delta[m] = 0.0;
+    for (int64_t first = 0; first < end; first += KEY_BLOCK) {
+        const int64_t keys = least(KEY_BLOCK, end - first);
+        const Level by_value = set_weights(p, s, my, first, keys, true);
+        my.exact_by_value.compute(by_value, p.value_width, 1.0, nullptr);
+        for (int64_t key = 0; key < by_value.key_count; key++) {
+            const double* from = my.exact_by_value.row(key);
+            const float* weights = my.weights + key * by_value.pitch;
+            for (int64_t m = by_value.first_seeing(key, count); m < count; m++) {
+                my.exact_sum[m] += (double)weights[m];
+                my.exact_delta[m] += (double)weights[m] * from[m];
+            }
+        }
+    }
+    for (int64_t m = 0; m < count; m++) my.exact_delta[m] /= my.exact_sum[m];
+}
+
+static void exact_grad_scores(const Problem& p, BackwardScratch& my, const Level& by_value) {
+    const int64_t count = by_value.query_count;
+    my.exact_by_value.compute(by_value, p.value_width, 1.0, nullptr);
+    for (int64_t key = 0; key < by_value.key_count; key++) {
+        const double* from = my.exact_by_value.row(key);
+        const float* weights = my.weights + key * by_value.pitch;
+        float* to = my.grad_scores[0] + key * by_value.pitch;
+        memset(to, 0, (size_t)by_value.pitch * sizeof(float));
+        const int64_t first = by_value.first_seeing(key, count);
+        for (int64_t m = first; m < count; m++) {
+            my.exact_row[m] = (double)weights[m] * (from[m] - my.exact_delta[m]);
+            to[m] = (float)my.exact_row[m];
+        }
+        // Scores of a row that differ little may be large: of their products with gradients that
+        // sum to zero, floats would keep nothing.
+        for (int64_t l = 0; l < p.levels; l++) {
+            const double* scores = my.exact.level[l].row(key >> l);
+            double sum = 0.0;
+            for (int64_t m = first; m < count; m++) sum += my.exact_row[m] * scores[m >> l];
+            my.exact_products[l] += sum;
+        }
+    }
+}
+
+// In sharp rows of a tile: leaves out the dominant key, notes which it is, and sums the others.
+static void leave_out_dominant(BackwardScratch& my, int64_t first_key) {
+    const Level& fine = my.tile.level[0];
+    for (int64_t m = 0; m < fine.pitch; m += WIDTH) {
+        const Integers sharp = (Integers)(load(my.inverse + m) > splat(SHARP));
+        Vector total = load(my.others + m), found = load(my.dominant + m);
+        for (int64_t first = 0; first < fine.key_count; first += SUM_CHUNK) {
+            Vector part = splat(0.0f);
+            const int64_t end = least(first + SUM_CHUNK, fine.key_count);
+            for (int64_t key = first; key < end; key++) {
+                float* at = my.grad_scores[0] + key * fine.pitch + m;
+                const Vector weight = load(my.weights + key * fine.pitch + m);
+                const Integers here = sharp & (Integers)(weight == splat(1.0f));
+                const Vector kept = choose(here, splat(0.0f), load(at));
+                found = choose(here, splat((float)(first_key + key)), found);
+                part += kept;
+                store(at, kept);
+            }
+            total += part;
+        }
+        store(my.others + m, total);
+        store(my.dominant + m, found);
+    }
+}
