@@ -211,8 +211,10 @@ class HKTAttention(nn.Module):
             coarse = self._project_coarse(coarse_input, sizes)
             above = self.split(coarse, sizes, positions[1:])
             levels = Levels(*(low + high for low, high in zip(levels, above, strict=True)))
-        coarse_values = zip(levels.values[1:], indices[1 : len(levels.values)], strict=True)
-        value = self.merge_values([levels.values[0], *(v[:, :, i] for v, i in coarse_values)])
+        values = levels.values
+        if packed is not None and self.merges_values:
+            values = [v[:, :, i] for v, i in zip(values, indices, strict=True)]
+        value = self.merge_values(values)
         weights, bias = self.level_weights, list(self.relative_bias) or None
         masks: dict[str, Any] = {"causal": self.causal, "lengths": lengths, "packed": packed}
         if self.kernel == "psd" or self.rotary or self.merges_values or bias is not None:
@@ -293,12 +295,20 @@ class HKTAttention(nn.Module):
         return 2 * quarter, quarter, quarter
 
     def merge_values(self, values: list[Tensor]) -> Tensor:
-        """Convex mix of values brought to full length, `[B, H, T, D]`."""
+        """Convex mix of the levels' values, `[B, H, T, D]`.
+
+        A level may come with one entry for every two of the finer one, or one for each of them.
+        """
         if self.value_logits is None:
             return values[0]
         weights = _convex(self.value_logits)[..., None, None]  # [H, L, 1, 1]
-        terms = [weights[:, level] * value for level, value in enumerate(values)]
-        return sum(terms[1:], terms[0]).to(values[0].dtype)
+        merged = weights[:, -1] * values[-1]
+        for level in reversed(range(len(values) - 1)):
+            length = values[level].shape[2]
+            if merged.shape[2] < length:
+                merged = merged.repeat_interleave(2, dim=2)[:, :, :length]
+            merged = (weights[:, level] * values[level]).add_(merged)
+        return merged.to(values[0].dtype)
 
     def extra_repr(self) -> str:
         """Shown by print."""
