@@ -37,11 +37,16 @@ def step_flops(batch: int, length: int, levels: int) -> float:
 
 
 def bytes_per_token(model: Any, context: int) -> int:
-    """What a token must read: all weights, and the keys of every level and the values so far."""
+    """What a token must read on average: all weights, the values so far, and the keys of every level.
+
+    Those of level l are read once in `2**l` tokens; the scores made of them are kept.
+    """
     config = model.config
     weights = sum(parameter.numel() for parameter in model.parameters())
-    entries = context + sum(level_length(context, level) for level in range(config.levels))
-    return 4 * (weights + config.num_hidden_layers * config.hidden_size * entries)
+    keys = sum(level_length(context, level) // 2**level for level in range(config.levels))
+    scores = level_length(context, 1) if config.levels > 1 else 0
+    read = config.hidden_size * (context + keys) + config.num_attention_heads * scores
+    return 4 * (weights + config.num_hidden_layers * read)
 
 
 # Operations by what their time is spent on; the first part of a name that fits decides.

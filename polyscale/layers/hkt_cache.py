@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyscale.layers.cache import RowCache, append, append_together
 from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.hkt.native.decode import CoarseScores
 
 
 class HKTCache(RowCache):
@@ -24,6 +25,7 @@ class HKTCache(RowCache):
         self.values: list[Tensor] = []  # one: [B, H, room, Dv]
         self.tails: list[Tensor] = []  # per filter: its last width - 1 inputs, [B, w - 1, C]
         self.current: list[list[Tensor]] = []  # per level >= 1: newest query (value), [B, H, 1, D]
+        self.scores = CoarseScores()
 
     def seen(self, level: int) -> Tensor:
         """Entries each row has at a level, `[B]`."""
@@ -76,3 +78,4 @@ class HKTCache(RowCache):
         self.values = [change(kept) for kept in self.values]
         self.tails = [change(kept) for kept in self.tails]
         self.current = [[change(kept) for kept in level] for level in self.current]
+        self.scores.levels = [change(kept) for kept in self.scores.levels]

@@ -68,7 +68,7 @@ def continue_together(layer: HKTAttention, x: Tensor, cache: HKTCache) -> Tensor
         values += fresh[1:]
     cache.write_together(levels.keys, layer.merge_values(values))
     cache.tails = tails
-    return _attend(layer, queries, cache, positions[0].expand(batch, -1))
+    return _attend(layer, queries, cache, positions[0].expand(batch, -1), changed=len(entries))
 
 
 def continue_ragged(
@@ -114,7 +114,11 @@ def _project(layer: HKTAttention, inputs: list[Tensor], positions: list[Tensor])
 
 
 def _attend(
-    layer: HKTAttention, queries: list[Tensor], cache: HKTCache, position: Tensor
+    layer: HKTAttention,
+    queries: list[Tensor],
+    cache: HKTCache,
+    position: Tensor,
+    changed: int | None = None,
 ) -> Tensor:
     keys, value = cache.filled()
     return hkt_decode(
@@ -125,6 +129,8 @@ def _attend(
         position=position,
         scale=layer.head_dim**-0.5,
         relative_bias=list(layer.relative_bias) or None,
+        kept=None if changed is None else cache.scores,
+        changed=changed or 0,
     )
 
 

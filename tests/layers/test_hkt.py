@@ -1,3 +1,4 @@
+import copy
 import itertools
 import shutil
 
@@ -8,6 +9,7 @@ from torch import nn
 
 import polyscale as ps
 from polyscale.layers.hkt_cache import HKTCache
+from polyscale.ops.hkt.native.build import why_not_built
 
 # One entry for every option of the layer, and some of them together.
 OPTIONS = {
@@ -177,6 +179,50 @@ def test_a_cache_whose_rows_were_changed_goes_on_with_them(change):
         outputs = [layer(x[rows, t : t + 1], cache=cache) for t in range(7, 12)]
         expected = layer(x)[rows, 7:]
     assert largest(torch.cat(outputs, 1) - expected) < 1e-5 * largest(expected)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_single_tokens_and_several_take_turns(levels, dtype):
+    # Coarse scores are kept between single tokens: over the ends of the kernel's chunks of 512,
+    # after calls that bring several tokens, with and without gradients, and with rows changed.
+    layer = make_layer(torch.float32, levels=levels, rotary=True).to(dtype)
+    x = torch.randn(2, 1100, 16).to(dtype)
+    expected, start = layer(x).detach(), 0
+    cache, outputs, rows = HKTCache(), [], torch.tensor([0, 1])
+    pieces = [500, *[1] * 21, 3, *[1] * 6, 40, *[1] * 9, 437, *[1] * 20, 2, *[1] * 5]
+    for number, count in enumerate(pieces):
+        with torch.set_grad_enabled(number == 12):
+            piece = x[rows, start : start + count]
+            outputs.append(layer(piece, cache=cache).detach()[rows.argsort()])
+        start += count
+        if number in (7, 30):
+            cache.select(torch.tensor([1, 0]))
+            rows = rows.flip(0)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    found = torch.cat(outputs, 1)
+    assert largest(found - expected[:, :start]) < tolerance * largest(expected)
+
+
+@pytest.mark.skipif(why_not_built() is not None, reason="no native kernel")
+def test_coarse_keys_are_read_when_their_level_gains_one():
+    layer = make_layer(torch.float32, levels=3)
+    x = torch.randn(1, 24, 16)
+    cache, readings = HKTCache(), []
+    with torch.no_grad():
+        layer(x[:, :16], cache=cache)
+        for t in range(16, 24):
+            keys = [kept.clone() for kept in cache.keys]
+            for level in (1, 2):
+                cache.keys[level].fill_(float("nan"))
+                trial = copy.deepcopy(cache)
+                found = layer(x[:, t : t + 1], cache=trial)
+                readings.append((t, level, bool(found.isnan().any())))
+                cache.keys[level] = keys[level].clone()
+            layer(x[:, t : t + 1], cache=cache)
+    assert readings == [
+        (t, level, t == 16 or t % 2**level == 0) for t in range(16, 24) for level in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize("rows", [9, 100])

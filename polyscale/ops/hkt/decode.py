@@ -22,6 +22,8 @@ def hkt_decode(
     position: Tensor,
     scale: float,
     relative_bias: Sequence[Tensor] | None = None,
+    kept: native.CoarseScores | None = None,
+    changed: int = 0,
 ) -> Tensor:
     """Causal attention of new tokens over everything up to them, `[B, H, Q, Dv]`.
 
@@ -34,12 +36,16 @@ def hkt_decode(
         position: `[B, Q]` each new token's position in its own row; -1 for padding (gives zeros).
         scale: factor of the dot products.
         relative_bias: per level `[H, 2 R - 1]`.
+        kept: coarse scores of the last token, where all rows hold equally many; brought up to date.
+        changed: how many levels, from the finest on, have gained an entry since the last token.
 
     A few tokens on a CPU without gradients go through the native kernel where there is one.
     """
     if native.takes(queries, keys, value, relative_bias):
         weights = level_weights.to(torch.float32).expand(value.shape[1], -1)  # [H, L]
-        return native.decode(queries, keys, value, weights, position, scale)
+        return native.decode(queries, keys, value, weights, position, scale, kept, changed)
+    if kept is not None:
+        kept.known = False
     length, device = value.shape[2], value.device
     dtype = accumulation_dtype(value.dtype)
     weights = level_weights.to(dtype).expand(value.shape[1], -1)  # [H, L]

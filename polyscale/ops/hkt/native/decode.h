@@ -119,6 +119,12 @@ static float exponentials_of(float* scores, int64_t count, float top) {
     return sum;
 }
 
+// A chunk's kept scores at a level. Behind them is room for a vector.
+static float* kept_row(const Problem& p, const Sequence& s, int64_t level, int64_t first) {
+    const Tensor& t = p.kept[level];
+    return (float*)t.data + s.batch * t.batch + s.head * t.head + (first >> level);
+}
+
 // `result` [queries][2 + value_width]: largest score, sum of exponentials, their sum of values.
 static void decode_chunk(const Problem* problem, const Sequence* sequence, int64_t chunk,
                          float* result, float* memory) {
@@ -143,7 +149,12 @@ static void decode_chunk(const Problem* problem, const Sequence* sequence, int64
             continue;
         }
         float score_bound = 0.0f;
-        for (int64_t l = p.levels - 1; l >= 0; l--) {
+        const float* coarse = nullptr;
+        if (p.known_from < p.levels) {
+            coarse = kept_row(p, s, p.known_from, first);
+            score_bound = coarse[p.kept[p.known_from].row];
+        }
+        for (int64_t l = p.known_from - 1; l >= 0; l--) {
             const int64_t rows = at_level(count, l);
             copy_rows(p, p.query[l], s, l, m, 1, 1, p.width,
                       (float)score_factor(p, s, l), nullptr, my.query);
@@ -151,11 +162,14 @@ static void decode_chunk(const Problem* problem, const Sequence* sequence, int64
                 view_rows(p, p.key[l], s, l, first >> l, rows, p.width, true, my.keys);
             score_bound += longest_row({my.query, 0}, 1, p.width) *
                            score_rows(keys, rows, my.query, padded(p.width), my.scores[l]);
-            if (l + 1 == p.levels) continue;
             float* fine = my.scores[l];
-            const float* coarse = my.scores[l + 1];
-            for (int64_t n = 0; n < rows; n += WIDTH)
+            for (int64_t n = 0; n < rows && coarse; n += WIDTH)
                 store(fine + n, load(fine + n) + load_doubled(coarse + n / 2));
+            coarse = fine;
+            if (l == 0 || !p.kept[l].data) continue;
+            float* kept = kept_row(p, s, l, first);
+            memcpy(kept, fine, (size_t)rows * sizeof(float));
+            kept[p.kept[l].row] = score_bound;
         }
         mine[0] = -INFINITE;
         for (int64_t n = 0; n < count; n++)

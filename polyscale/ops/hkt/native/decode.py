@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyscale.ops.hkt.native.library import Call
@@ -10,6 +11,7 @@ from polyscale.ops.hkt.native.op import why_not
 
 # More queries than this are better served by matrix products.
 MAX_QUERIES = 16
+WIDEST_VECTOR = 16
 
 
 def takes(
@@ -26,6 +28,28 @@ def takes(
     return why_not(queries, keys, value, relative_bias) is None
 
 
+class CoarseScores:
+    """Scores of the coarse levels, kept from one token to the next.
+
+    A coarse query serves `2**l` tokens, and its scores do, too: so the keys of level `l` are read
+    once in `2**l` tokens. Rows of the batch come first and may be moved.
+    """
+
+    def __init__(self) -> None:
+        self.levels: list[Tensor] = []  # of levels 1 and up, [B, H, 2, room]
+        self.known = False  # whether they are those of the last token
+
+    def make_room(self, keys: Sequence[Tensor]) -> None:
+        """As many scores for each level above 0 as it has keys, and a vector more."""
+        for number, key in enumerate(keys[1:]):
+            batch, heads, length = key.shape[:3]
+            if number == len(self.levels):
+                self.levels.append(key.new_empty(batch, heads, 2, 0, dtype=torch.float32))
+            missing = length + WIDEST_VECTOR - self.levels[number].shape[3]
+            if missing > 0:
+                self.levels[number] = F.pad(self.levels[number], (0, missing + length // 2))
+
+
 def decode(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
@@ -33,11 +57,15 @@ def decode(
     weights: Tensor,
     position: Tensor,
     scale: float,
+    kept: CoarseScores | None = None,
+    changed: int = 0,
 ) -> Tensor:
     """Attention of `queries` `[B, H, Q, D]` at `position` `[B, Q]`: `[B, H, Q, Dv]`.
 
-    Caches are read where they are, coarse keys at their own resolution.
+    Caches are read where they are, coarse keys at their own resolution. `kept` holds the coarse
+    scores of the last token; `changed` levels have gained an entry since.
     """
+    levels = len(queries)
     batch, heads, count, _ = queries[0].shape
     # Heads side by side, as the projection after the attention reads them.
     output = value.new_empty(batch, count, heads, value.shape[3]).transpose(1, 2)
@@ -45,5 +73,14 @@ def decode(
     call.problem.queries = count
     call.problem.positions = call.numbers(position.contiguous())
     call.problem.output = call.write(output)
+    call.problem.known_from = levels
+    if kept is not None:
+        if count == 1:
+            if kept.known:
+                call.problem.known_from = changed
+            kept.make_room(keys)
+            for level, scores in enumerate(kept.levels, start=1):
+                call.problem.kept[level] = call.write(scores)
+        kept.known = count == 1
     call.run("hkt_decode")
     return output

@@ -47,6 +47,8 @@ class _Problem(ctypes.Structure):
         ("grad_key", _Levels),
         ("grad_value", _Tensor),
         ("grad_output", _Tensor),
+        ("kept", _Levels),
+        ("known_from", _int64),
         ("scale", ctypes.c_double),
         *((name, _int32) for name in ("causal", "bfloat16", "threads", "variant")),
     )

@@ -23,6 +23,10 @@ struct Problem {
     float* grad_weights;        // [heads][levels]
     Tensor query[MAX_LEVELS], key[MAX_LEVELS], value, output;
     Tensor grad_query[MAX_LEVELS], grad_key[MAX_LEVELS], grad_value, grad_output;
+    // Decoding one query: scores of levels 1 and up, each with all coarser ones, kept from token to
+    // token, [batch, head, 2, room]: scores, and a bound of them where a chunk starts. Or null.
+    Tensor kept[MAX_LEVELS];
+    int64_t known_from;  // levels from here on have the queries of the token before
     double scale;
     int32_t causal, bfloat16, threads, variant;
 };
