@@ -37,9 +37,9 @@ def step_flops(batch: int, length: int, levels: int) -> float:
 
 
 def bytes_per_token(model: Any, context: int) -> int:
-    """What a token must read on average: all weights, the values so far, and the keys of every level.
+    """What a token must read on average: all weights, and the keys of every level and the values.
 
-    Those of level l are read once in `2**l` tokens; the scores made of them are kept.
+    The keys of level l are read once in `2**l` tokens; the scores made of them are kept.
     """
     config = model.config
     weights = sum(parameter.numel() for parameter in model.parameters())
