@@ -8,7 +8,13 @@ from torch import Tensor, nn
 
 from polyscale.layers.hierarchy import Hierarchy
 from polyscale.layers.hkt_cache import HKTCache
-from polyscale.layers.hkt_options import check_cache, check_input, check_options, fixed_weights
+from polyscale.layers.hkt_options import (
+    check_cache,
+    check_input,
+    check_local_start,
+    check_options,
+    fixed_weights,
+)
 from polyscale.layers.hkt_steps import continue_ragged, continue_together, start_cache
 from polyscale.layers.positions import rotate
 from polyscale.layers.projections import project
@@ -58,6 +64,8 @@ class HKTAttention(nn.Module):
         relative_positions: R > 0 adds a learned term per head and level for the distance between
             blocks, up to R - 1; 0 for none.
         rotary: rotate queries and keys by position; level l uses the position of its block's start.
+        local_start: with `rotary`, what the biases of queries and keys start at. All alike, they
+            score by distance alone, so that above 0 training begins with attention to what is near.
         kernel: `"dot"`, or `"psd"`: scores whose symmetric part is positive semidefinite by
             construction.
         bias: whether the projections have a bias.
@@ -84,6 +92,7 @@ class HKTAttention(nn.Module):
         level_weights: str | Sequence[float] = "learned",
         relative_positions: int = 0,
         rotary: bool = False,
+        local_start: float = 0.0,
         kernel: str = "dot",
         bias: bool = True,
         impl: str = "auto",
@@ -92,6 +101,7 @@ class HKTAttention(nn.Module):
         check_options(
             d_model, num_heads, levels, downsampling, values, kernel, relative_positions, rotary
         )
+        check_local_start(local_start, rotary and bias)
         implementation(impl)
         self.d_model, self.num_heads, self.levels = d_model, num_heads, levels
         self.head_dim = d_model // num_heads
@@ -106,6 +116,9 @@ class HKTAttention(nn.Module):
         self.k_proj = nn.ModuleList(
             nn.Linear(d_model, d_model, bias) for _ in range(projections if kernel == "dot" else 0)
         )
+        self.local_start = local_start
+        if local_start:
+            self.start_locally()
         self.v_proj = nn.Linear(d_model, d_model, bias)
         self.out_proj = nn.Linear(d_model, d_model, bias)
         self.level_logits: nn.Parameter | None = None  # [H, L]
@@ -125,6 +138,12 @@ class HKTAttention(nn.Module):
             nn.Parameter(torch.zeros(num_heads, 2 * relative_positions - 1))
             for _ in range(levels if relative_positions else 0)
         )
+
+    @torch.no_grad()
+    def start_locally(self) -> None:
+        """Set the biases of queries and keys to `local_start`."""
+        for projection in (*self.q_proj, *self.k_proj):
+            projection.bias.fill_(self.local_start)
 
     @property
     def level_weights(self) -> Tensor:

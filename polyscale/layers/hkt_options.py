@@ -64,6 +64,17 @@ def check_options(
         )
 
 
+def check_local_start(local_start: float, takes: bool) -> None:
+    """Raise unless it is a number from 0, and 0 without rotary positions and biases."""
+    if not (math.isfinite(local_start) and local_start >= 0):
+        raise ValueError(f"local_start must be a number from 0, got {local_start}")
+    if local_start and not takes:
+        raise ValueError(
+            f"local_start needs rotary positions and biases: without them it says nothing of "
+            f"distance, got {local_start}"
+        )
+
+
 def check_input(
     x: Tensor,
     d_model: int,

@@ -28,6 +28,7 @@ OPTIONS = {
     "one level alone": {"level_weights": (0.0, 0.0, 1.0)},
     "relative": {"relative_positions": 4},
     "rotary": {"rotary": True},
+    "local start": {"rotary": True, "local_start": 1.0},
     "psd": {"kernel": "psd"},
     "reference": {"impl": "reference"},
     "together": {
@@ -239,6 +240,31 @@ def test_projections_that_were_changed_from_outside_are_called(rows):
         expected.k_proj[0].weight *= 2
         expected.k_proj[0].bias *= 2
     assert largest(after - expected(x)) < 1e-12
+
+
+@pytest.mark.parametrize("kernel", ["dot", "psd"])
+def test_attention_that_starts_locally_falls_off_with_distance(kernel):
+    layer = ps.HKTAttention(64, 2, rotary=True, local_start=2.0, kernel=kernel)
+    with torch.no_grad():
+        for projection in (*layer.q_proj, *layer.k_proj):
+            projection.weight.zero_()
+    attention = layer(torch.randn(1, 100, 64), return_details=True)[1].attention[0, :, -1]  # [H, T]
+    assert (attention[:, -1] > 3 * attention[:, -16]).all()
+    assert (attention[:, -20:].sum(-1) > 2 * attention[:, :80].sum(-1)).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local_start": 1.0},
+        {"rotary": True, "local_start": -1.0},
+        {"rotary": True, "local_start": float("nan")},
+        {"rotary": True, "bias": False, "local_start": 1.0},
+    ],
+)
+def test_a_local_start_that_means_nothing_is_refused(options):
+    with pytest.raises(ValueError, match="local_start"):
+        ps.HKTAttention(64, 2, **options)
 
 
 def test_gradients_flow_through_the_cache():

@@ -498,3 +498,24 @@ def test_long_padding_does_not_count_against_the_longest_position():
 def test_a_language_model_must_be_causal_over_tokens(options, message):
     with pytest.raises(ValueError, match=message):
         ps.HKTForCausalLM(ps.HKTConfig(**SMALL, **options))
+
+
+def test_a_model_starts_locally_where_its_configuration_says_so(tmp_path):
+    config = ps.HKTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        positions="rotary",
+        local_start=1.5,
+    )
+    model = ps.HKTModel(config)
+    for block in model.blocks:
+        for projection in (*block.attention.q_proj, *block.attention.k_proj):
+            assert (projection.bias == 1.5).all()
+            torch.nn.init.zeros_(projection.bias)
+        assert (block.attention.v_proj.bias == 0).all()
+    model.save_pretrained(tmp_path)
+    loaded = ps.HKTModel.from_pretrained(tmp_path)
+    assert (loaded.blocks[0].attention.q_proj[0].bias == 0).all()  # what was trained stays
+    with pytest.raises(Exception, match="local_start needs rotary"):
+        ps.HKTConfig(local_start=1.0)

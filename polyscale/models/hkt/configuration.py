@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from polyscale.layers.hkt_options import check_options, fixed_weights
+from polyscale.layers.hkt_options import check_local_start, check_options, fixed_weights
 from polyscale.ops.hkt.api import implementation
 
 POSITIONS = ("learned", "rotary", "none")
@@ -36,6 +36,8 @@ class HKTConfig(PreTrainedConfig):
         level_weights: `"learned"`, or one fixed number per level.
         relative_positions: reach of the learned relative term of every level; 0 for none.
         positions: `"learned"`, `"rotary"` or `"none"`.
+        local_start: with `positions="rotary"`, where the biases of queries and keys start; above 0
+            training begins with attention to what is near.
         kernel: `"dot"` or `"psd"`.
         attention_impl: implementation of the attention, see `polyscale.implementations()`.
         input_channels: None for token ids; else the inputs are numbers, `input_values`
@@ -75,6 +77,7 @@ class HKTConfig(PreTrainedConfig):
     level_weights: str | list[float | int] | tuple[float | int, ...] = "learned"
     relative_positions: int = 0
     positions: str = "learned"
+    local_start: float | int = 0.0
     kernel: str = "dot"
     attention_impl: str = "auto"
     input_channels: int | None = None
@@ -111,6 +114,7 @@ class HKTConfig(PreTrainedConfig):
             self.relative_positions,
             self.positions == "rotary",
         )
+        check_local_start(self.local_start, self.positions == "rotary")
         if not isinstance(self.level_weights, str):
             fixed_weights(self.level_weights, self.levels)
         for name, value, known in (

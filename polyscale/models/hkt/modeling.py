@@ -45,6 +45,7 @@ class HKTBlock(GradientCheckpointingLayer):
             level_weights=config.level_weights,
             relative_positions=config.relative_positions,
             rotary=config.positions == "rotary",
+            local_start=config.local_start,
             kernel=config.kernel,
             impl=config.attention_impl,
         )
@@ -99,6 +100,8 @@ class HKTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, CausalFilter) and module.weight is not None:
             initialization.copy_(module.weight, module.initial_weight())
         elif isinstance(module, HKTAttention):
+            for projection in (*module.q_proj, *module.k_proj) if module.local_start else ():
+                initialization.constant_(projection.bias, module.local_start)
             for parameter in (module.level_logits, module.value_logits, *module.relative_bias):
                 if parameter is not None:
                     initialization.zeros_(parameter)
