@@ -46,8 +46,18 @@ _TREE_SIZES: dict[str, dict[str, Any]] = {
 _TABLE_SHARED: dict[str, Any] = {"positions": "rotary", "initializer_range": 0.1}
 _TABLE_SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "small"): {},
-    ("imdb-char", "small"): {"num_hidden_layers": 1, "num_attention_heads": 2, "causal": True},
-    ("scifar10", "small"): {"num_hidden_layers": 1, "num_attention_heads": 2},
+    ("imdb-char", "small"): {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "causal": True,
+        "local_start": 1.0,
+    },
+    ("scifar10", "small"): {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "causal": True,
+        "positions": "learned",
+    },
 }
 _TABLE_HKT: dict[str, Any] = {
     "values": "merged",
@@ -69,6 +79,7 @@ _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     # outermost operator; and a test set that tells two points apart.
     ("listops", "small"): {"preset": "t512", "min_length": 16, "max_depth": 4, "test": 10_000},
     ("listops", "paper"): {"preset": "t512"},
+    ("imdb-char", "small"): {"length": 512},
     ("mqar", "tiny"): {"train": 2_000, "validation": 200, "test": 200},
     ("copy", "tiny"): {"train": 2_000, "validation": 200, "test": 200},
     ("imdb-words", "tiny"): _SMALL_TEXTS,
@@ -89,7 +100,8 @@ _TRAINING: dict[tuple[str, str], dict[str, Any]] = {
         "learning_rate": 2e-3,
     },
     ("listops", "paper"): {"steps": 30_000, "batch_size": 64, "bucket_by_length": True},
-    ("scifar10", "small"): {"steps": 10_000, "batch_size": 32},
+    # A look at the 5,000 validation images takes as long as 100 steps.
+    ("scifar10", "small"): {"steps": 3_000, "batch_size": 16, "evaluate_every": 500},
     ("scifar10", "paper"): {"steps": 45_000, "batch_size": 64},
     ("imdb-char", "small"): {"steps": 5_600, "batch_size": 32, "bucket_by_length": True},
     ("imdb-char", "paper"): {"steps": 20_000, "batch_size": 32},
