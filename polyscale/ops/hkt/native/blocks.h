@@ -314,7 +314,6 @@ static float longest_row(Rows rows, int64_t count, int64_t width) {
 struct Tile {
     int64_t first_query, query_count;
     float longest_query[MAX_LEVELS];  // with scale and level weight
-    float score_bound;                // no score, nor what it is summed from, is larger
     Level level[MAX_LEVELS];
     float* packed[MAX_LEVELS];       // queries of each level, transposed
     float* coarse[MAX_LEVELS];       // scores of levels 1 and up
@@ -347,13 +346,11 @@ struct Tile {
 
     // Coarse levels are scored and folded into each other; level 0 is left to the caller.
     void set_keys(const Problem& p, const Sequence& s, int64_t first, int64_t count) {
-        score_bound = 0.0f;
         for (int64_t l = p.levels - 1; l >= 0; l--) {
             Level& here = level[l];
             here.key_count = at_level(count, l);
             here.keys = view_rows(p, p.key[l], s, l, first >> l, here.key_count, p.width, false,
                                   key_scratch[l]);
-            score_bound += longest_query[l] * longest_row(here.keys, here.key_count, p.width);
             here.query_count = at_level(query_count, l);
             here.queries = packed[l];
             here.pitch = padded(here.query_count);
@@ -366,5 +363,13 @@ struct Tile {
                 score_tiles(here, p.width, keep);
             }
         }
+    }
+
+    // No score of the tile, nor what it is summed from, is larger.
+    float score_bound(const Problem& p) const {
+        float bound = 0.0f;
+        for (int64_t l = 0; l < p.levels; l++)
+            bound += longest_query[l] * longest_row(level[l].keys, level[l].key_count, p.width);
+        return bound;
     }
 };

@@ -133,7 +133,7 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
         memcpy(my.next_largest, my.largest, QUERY_BLOCK * sizeof(float));
         KeepLargest keep{fine, my.scores, my.next_largest};
         score_tiles(fine, p.width, keep);
-        const bool exact = needs_exact(p, tile.score_bound);
+        const bool exact = needs_exact(p, tile.score_bound(p));
         if (exact) make_exact(p, s, my, count);
 
         for (int64_t column = 0; column < fine.pitch; column += TILE * WIDTH) {
