@@ -232,6 +232,33 @@ def test_decoding_with_huge_scores(instructions, monkeypatch):
         assert error(output, exact[:, :, position : position + 1]) <= VALUES
 
 
+@every_variant
+@pytest.mark.parametrize("gap", [8.0, 15.0, 17.0, 20.0])
+def test_decoding_keeps_what_one_key_leaves_of_the_attention(gap, instructions, monkeypatch):
+    monkeypatch.setattr(library, "instructions", instructions)
+    queries, keys, value, weights = (
+        [tensor.detach() for tensor in part] if isinstance(part, list) else part.detach()
+        for part in random_case(2048, 1, head_dim=16, value_dim=16, dtype=torch.float32)
+    )
+    weights.fill_(1.0)
+    queries[0][..., 0] = 4.0
+    keys[0][..., 1:] *= 0.1
+    keys[0][..., 0] = 0.0
+    keys[0][:, :, 128, 0] = gap
+    value += 1.0
+    exact = ps.hkt_attention(*in_double((queries, keys, value, weights)), impl="reference")
+    for position in (300, 511, 700, 2047):
+        output = decode.decode(
+            [queries[0][:, :, position][:, :, None]],
+            keys,
+            value,
+            weights,
+            position=torch.full((2, 1), position),
+            scale=0.25,
+        )
+        assert error(output, exact[:, :, position : position + 1]) <= VALUES
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_long_runs_of_equal_keys(causal):
     queries, keys, value, weights = random_case(

@@ -58,16 +58,21 @@ static float score_rows(Rows rows, int64_t count, const float* query, int64_t wi
     return __builtin_sqrtf(sum);
 }
 
-// output[:] = sum_n weights[n] row n, for C vectors of channels.
+// output[:] = sum_n weights[n] row n, for C vectors of channels, in chunks: see SUM_CHUNK.
 template <int C>
 INLINE void weigh_columns(const float* values, int64_t pitch, int64_t count, const float* weights,
                           float* output) {
     Vector sum[C];
     for (int c = 0; c < C; c++) sum[c] = splat(0.0f);
-    for (int64_t n = 0; n < count; n++) {
-        const Vector weight = splat(weights[n]);
+    for (int64_t first = 0; first < count; first += SUM_CHUNK) {
+        Vector part[C];
+        for (int c = 0; c < C; c++) part[c] = splat(0.0f);
+        for (int64_t n = first; n < least(first + SUM_CHUNK, count); n++) {
+            const Vector weight = splat(weights[n]);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) sum[c] += weight * load(values + n * pitch + c * WIDTH);
+            for (int c = 0; c < C; c++) part[c] += weight * load(values + n * pitch + c * WIDTH);
+        }
+        for (int c = 0; c < C; c++) sum[c] += part[c];
     }
     for (int c = 0; c < C; c++) store(output + c * WIDTH, sum[c]);
 }
@@ -109,10 +114,14 @@ static float exponentials_of(float* scores, int64_t count, float top) {
     const int64_t whole = padded(count);
     for (int64_t n = count; n < whole; n++) scores[n] = -INFINITE;
     Vector sums = splat(0.0f);
-    for (int64_t n = 0; n < whole; n += WIDTH) {
-        const Vector x = exponential(load(scores + n) - splat(top));
-        sums += x;
-        store(scores + n, x);
+    for (int64_t first = 0; first < whole; first += SUM_CHUNK * WIDTH) {
+        Vector part = splat(0.0f);
+        for (int64_t n = first; n < least(first + SUM_CHUNK * WIDTH, whole); n += WIDTH) {
+            const Vector x = exponential(load(scores + n) - splat(top));
+            part += x;
+            store(scores + n, x);
+        }
+        sums += part;
     }
     float sum = 0.0f;
     for (int i = 0; i < WIDTH; i++) sum += sums[i];
