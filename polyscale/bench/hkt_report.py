@@ -56,20 +56,22 @@ def to_markdown(result: dict[str, Any]) -> str:
         f"## A training step of a small transformer, {result['levels']} levels against one",
         "",
         f"Asked for: at most {TRAINING_BAR}. FLOPs: the ratio of the matrix products alone, what a "
-        "step would cost if everything else were free. "
+        "step would cost if everything else were free. Of several fresh processes the one with the "
+        "median ratio, and the range. "
         + (
             "Freed memory is kept for the next tensor, as in `polyscale train`."
             if about["keeps_freed_memory"]
             else "Freed memory goes back to the system."
         ),
         "",
-        "| batch | T | HKT | standard | ratio | FLOPs | HKT GFLOP/s | standard GFLOP/s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| batch | T | HKT | standard | ratio | range | FLOPs | HKT GFLOP/s | standard GFLOP/s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in result["training"]:
         lines.append(
             f"| {row['batch']} | {row['length']:,} | {milliseconds(row['hkt_seconds'])} | "
             f"{milliseconds(row['standard_seconds'])} | {row['ratio']:.2f} | "
+            f"{min(row['ratios']):.2f} to {max(row['ratios']):.2f} | "
             f"{row['flop_ratio']:.2f} | {row['hkt_gigaflops']:.0f} | "
             f"{row['standard_gigaflops']:.0f} |"
         )

@@ -101,6 +101,9 @@ def test_every_measurement_of_hkt_gives_a_row():
     assert 1.1 < training["flop_ratio"] < 1.15
     assert training["hkt_parts"].keys() == training["standard_parts"].keys()
     assert training["hkt_parts"]["matrix products"] > 0
+    training = hkt.training_of_processes(1, 16, rounds=1, processes=3)
+    assert training["ratios"] == sorted(training["ratios"])
+    assert training["ratio"] == training["ratios"][1]
     decoding = hkt.compare_decoding(20, tokens=2, rounds=1)
     assert decoding["ratio"] > 0
     assert 0.7 < decoding["bandwidth_ratio"] < 1
