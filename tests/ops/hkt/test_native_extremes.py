@@ -143,8 +143,8 @@ def test_what_one_key_leaves_of_the_attention_is_not_rounded_away(
             512, levels, batch=1, head_dim=16, value_dim=16, dtype=torch.float32
         )
         with torch.no_grad():
-            # Not the random ones: with a weight of 0.09 the gradient of the weights, of which little
-            # is left, misses the tolerance (docs/hkt.md, Accuracy).
+            # Not the random ones: with a weight of 0.09 the gradient of the weights, of which
+            # little is left, misses the tolerance (docs/hkt.md, Accuracy).
             weights.copy_(torch.tensor([[1.0], [1.0]] if levels == 1 else [[0.5, 0.3, 0.2]] * 2))
             queries[0][..., 0] = 4.0
             keys[0][..., 1:] *= 0.1
