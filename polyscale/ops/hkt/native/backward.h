@@ -70,14 +70,16 @@ static void centre(const Level& level, const float* shared, int64_t width, float
 
 static void backward_queries(const Problem& p, const Sequence& s, BackwardScratch& my,
                              int64_t first, int64_t count) {
-    const int64_t half = p.batch * p.heads * p.length;
+    const int64_t all = p.batch * p.heads * p.length;
     const int64_t row = (s.batch * p.heads + s.head) * p.length + s.start[0] + first;
     const int64_t width = row_pitch(p.width);
     // Columns beyond the last query may have coarse scores: against infinity they are nothing.
     for (int64_t m = count; m < QUERY_BLOCK; m++) my.largest[m] = INFINITE;
     memset(my.inverse, 0, QUERY_BLOCK * sizeof(float));
+    memset(my.missing, 0, QUERY_BLOCK * sizeof(float));
     memcpy(my.largest, p.statistics + row, (size_t)count * sizeof(float));
-    memcpy(my.inverse, p.statistics + half + row, (size_t)count * sizeof(float));
+    memcpy(my.inverse, p.statistics + all + row, (size_t)count * sizeof(float));
+    memcpy(my.missing, p.statistics + 2 * all + row, (size_t)count * sizeof(float));
     my.tile.set_queries(p, s, first, count, my.plain);
     my.exact.packed = false;
     for (int64_t l = 0; l < p.levels; l++) {
@@ -113,26 +115,39 @@ static void add_scaled(float* to, const float* from, const float* less, float fa
     for (int64_t d = 0; d < width; d++) to[d] += factor * (from[d] - (less ? less[d] : 0.0f));
 }
 
+// The gradients of a sharp row's scores, all but the dominant one, summed. Their delta was made of a
+// rounded output; but with that of the dominant key they sum to zero, which tells how far it is off.
+static double others_of(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t m) {
+    const Rows value = view_rows(p, p.value, s, 0, (int64_t)my.dominant[m], 1, p.value_width, false,
+                                 my.values);
+    const double product =
+        dot(my.grad_output + m * row_pitch(p.value_width), value.data, p.value_width);
+    const double others = (double)my.others[m];
+    const double sum = product - (double)my.delta[m] + others;
+    return others - (1.0 - (double)my.inverse[m]) * sum;
+}
+
 // What the dominant keys of sharp rows, left out before, add to the gradients.
 static void add_dominant(const Problem& p, const Sequence& s, BackwardScratch& my,
                          const Partial& to) {
     for (int64_t m = 0; m < my.tile.query_count; m++) {
         if (!(my.inverse[m] > SHARP)) continue;
         const int64_t key = (int64_t)my.dominant[m];
+        const float gradient = (float)-others_of(p, s, my, m);
         for (int64_t l = 0; l < p.levels; l++) {
             const Rows keys =
                 view_rows(p, p.key[l], s, l, key >> l, 1, p.width, false, my.centred);
             const int64_t row = (m >> l) * row_pitch(p.width);
-            add_scaled(my.grad_queries[l] + row, keys.data, my.shared[l], -my.others[m], p.width);
-            add_scaled(grad_key_row(p, s, to, l, key >> l), my.queries[l] + row, nullptr,
-                       -my.others[m], p.width);
+            add_scaled(my.grad_queries[l] + row, keys.data, my.shared[l], gradient, p.width);
+            add_scaled(grad_key_row(p, s, to, l, key >> l), my.queries[l] + row, nullptr, gradient,
+                       p.width);
         }
     }
 }
 
 static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
                           int64_t keys, bool exact, bool sharp, const Partial& to) {
-    const Level by_value = set_weights(p, s, my, key, keys, exact);
+    const Level by_value = set_weights(p, s, my, key, keys, exact, sharp);
     const Level& fine = my.tile.level[0];
     if (exact) {
         exact_grad_scores(p, my, by_value);

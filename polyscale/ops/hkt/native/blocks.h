@@ -21,6 +21,10 @@ enum { SCORE_CHUNK = 16 };
 // nearly all the attention: added to it one by one, the others would be rounded away.
 enum { SUM_CHUNK = 16 };
 
+// A row whose exponentials sum to less than 1 / SHARP has a dominant key: its own is 1, and those of
+// all others together are less.
+constexpr float SHARP = 0.5f;
+
 struct Scratch {
     float* next;
     float* take(int64_t floats) {

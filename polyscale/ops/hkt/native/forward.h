@@ -7,6 +7,7 @@ struct ForwardScratch {
     ExactScores exact;
     float *scores, *values, *output, *plain;
     float *largest, *next_largest, *sum, *block_sum, *correction;  // per query
+    float* dominant;  // per query: number of the key with the largest score if it is sharp, or -1
 
     float* reserve(const Problem& p, Scratch scratch) {
         tile.reserve(p, scratch);
@@ -17,7 +18,7 @@ struct ForwardScratch {
         plain = scratch.take(QUERY_BLOCK * row_pitch(p.width));
         largest = scratch.take(QUERY_BLOCK), next_largest = scratch.take(QUERY_BLOCK);
         sum = scratch.take(QUERY_BLOCK), block_sum = scratch.take(QUERY_BLOCK);
-        correction = scratch.take(QUERY_BLOCK);
+        correction = scratch.take(QUERY_BLOCK), dominant = scratch.take(QUERY_BLOCK);
         return scratch.next;
     }
 };
@@ -99,6 +100,24 @@ static bool is_sharp(const float* block_sum, int64_t count) {
     return false;
 }
 
+// Notes which keys of a block have most of a query's attention. In exact tiles nothing is noted:
+// there, what is left of the largest score is in the exponentials already.
+static void note_dominant(const ForwardScratch& my, int64_t pitch, int64_t first_key, int64_t keys,
+                          int64_t column, int64_t columns, bool exact) {
+    for (int64_t m = column; m < column + columns; m += WIDTH) {
+        const Vector sum = load(my.block_sum + m);
+        Vector found = load(my.dominant + m);
+        if (exact) {
+            found = choose((Integers)(sum > splat(0.5f)), splat(-1.0f), found);
+        } else {
+            for (int64_t key = 0; key < keys; key++)
+                found = choose((Integers)(load(my.scores + key * pitch + m) == splat(1.0f)),
+                               splat((float)(first_key + key)), found);
+        }
+        store(my.dominant + m, found);
+    }
+}
+
 // Adds the block's values to the output.
 static void add_values(const ForwardScratch& my, Rows values, int64_t count, int64_t keys,
                        int64_t columns, int64_t output_pitch) {
@@ -112,6 +131,27 @@ static void add_values(const ForwardScratch& my, Rows values, int64_t count, int
     }
 }
 
+// The largest score is a float: rounded, and all other weights of its row are off by the same
+// factor. Where one key has most of the attention its score is made again in double precision; sum
+// and output are put right, and what was missing is returned.
+static float correct_dominant(const Problem& p, const Sequence& s, ForwardScratch& my, int64_t m) {
+    if (p.bfloat16 || my.dominant[m] < 0.0f || !(my.sum[m] * SHARP < 1.0f)) return 0.0f;
+    const int64_t key = (int64_t)my.dominant[m];
+    double score = 0.0;
+    for (int64_t l = 0; l < p.levels; l++) {
+        const int64_t query = (my.tile.first_query + m) >> l;
+        score += score_factor(p, s, l) *
+                 dot((const float*)p.query[l].data + offset(p.query[l], s, l, query),
+                     (const float*)p.key[l].data + offset(p.key[l], s, l, key >> l), p.width);
+    }
+    const float missing = (float)(score - (double)my.largest[m]);
+    const float* value = (const float*)p.value.data + offset(p.value, s, 0, key);
+    float* output = my.output + m * row_pitch(p.value_width);
+    for (int64_t d = 0; d < p.value_width; d++) output[d] -= missing * (output[d] - value[d]);
+    my.sum[m] -= missing * (my.sum[m] - 1.0f);
+    return missing;
+}
+
 static void forward_block(const Problem* problem, const Sequence* sequence, int64_t block,
                           float* memory) {
     const Problem& p = *problem;
@@ -122,7 +162,8 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
     const int64_t value_pitch = row_pitch(p.value_width);
     Tile& tile = my.tile;
     tile.set_queries(p, s, first, count, my.plain);
-    for (int64_t m = 0; m < QUERY_BLOCK; m++) my.largest[m] = -INFINITE, my.sum[m] = 0.0f;
+    for (int64_t m = 0; m < QUERY_BLOCK; m++)
+        my.largest[m] = -INFINITE, my.sum[m] = 0.0f, my.dominant[m] = -1.0f;
     memset(my.output, 0, (size_t)(QUERY_BLOCK * value_pitch) * sizeof(float));
 
     const int64_t end = p.causal ? first + count : s.length;
@@ -144,17 +185,20 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
             if (columns == TILE * WIDTH) exponentials<TILE>(my, fine.pitch, seen, column, exact);
             if (columns == 2 * WIDTH) exponentials<2>(my, fine.pitch, seen, column, exact);
             if (columns == WIDTH) exponentials<1>(my, fine.pitch, seen, column, exact);
+            if (exact || is_sharp(my.block_sum + column, columns))
+                note_dominant(my, fine.pitch, key, seen, column, columns, exact);
         }
         const Rows values = view_rows(p, p.value, s, 0, key, keys, p.value_width, true, my.values);
         add_values(my, values, count, keys, padded(p.value_width), value_pitch);
     }
-    const int64_t half = p.batch * p.heads * p.length;
+    const int64_t rows = p.batch * p.heads * p.length;
     const int64_t row = (s.batch * p.heads + s.head) * p.length + s.start[0] + first;
     for (int64_t m = 0; m < count; m++) {
+        p.statistics[2 * rows + row + m] = correct_dominant(p, s, my, m);
         const float inverse = 1.0f / my.sum[m];
         write_row(p, p.output, offset(p.output, s, 0, first + m), my.output + m * value_pitch,
                   p.value_width, inverse);
         p.statistics[row + m] = my.largest[m];
-        p.statistics[half + row + m] = inverse;
+        p.statistics[rows + row + m] = inverse;
     }
 }

@@ -11,10 +11,6 @@
 #pragma once
 #include "exact.h"
 
-// A row whose exponentials sum to less than 1 / SHARP has a dominant key: its own is 1, and all
-// others together are less than a half.
-constexpr float SHARP = 0.5f;
-
 struct BackwardScratch {
     Tile tile;
     ExactScores exact;
@@ -25,7 +21,7 @@ struct BackwardScratch {
     float *grad_output, *packed_grad, *packed_output, *values, *plain, *sums;
     float* shared[MAX_LEVELS];                      // by the sequence's keys, [width]
     float* centred;                                 // keys of a tile less what they share
-    float *largest, *inverse, *delta;               // per query
+    float *largest, *inverse, *missing, *delta;     // per query
     float *others, *dominant;                       // per query: sum of gradients, number of a key
     double *exact_sum, *exact_delta, *exact_row;    // per query
     double exact_products[MAX_LEVELS + 1];          // of gradients and scores from a level up
@@ -52,7 +48,7 @@ struct BackwardScratch {
         plain = scratch.take(QUERY_BLOCK * most(width, value_width));
         sums = scratch.take(KEY_BLOCK * most(width, value_width));
         largest = scratch.take(QUERY_BLOCK), inverse = scratch.take(QUERY_BLOCK);
-        delta = scratch.take(QUERY_BLOCK);
+        missing = scratch.take(QUERY_BLOCK), delta = scratch.take(QUERY_BLOCK);
         others = scratch.take(QUERY_BLOCK), dominant = scratch.take(QUERY_BLOCK);
         exact_sum = (double*)scratch.take(2 * QUERY_BLOCK);
         exact_delta = (double*)scratch.take(2 * QUERY_BLOCK);
@@ -105,6 +101,18 @@ struct KeepGradScores {
     }
 };
 
+// In sharp rows: all weights but the dominant one, less what their largest score misses.
+static void correct_others(BackwardScratch& my) {
+    const Level& fine = my.tile.level[0];
+    for (int64_t key = 0; key < fine.key_count; key++)
+        for (int64_t m = 0; m < fine.pitch; m += WIDTH) {
+            float* at = my.weights + key * fine.pitch + m;
+            const Vector weight = load(at);
+            const Vector less = weight - load(my.missing + m) * weight;
+            store(at, choose((Integers)(weight == splat(1.0f)), weight, less));
+        }
+}
+
 static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& my) {
     const Level& fine = my.tile.level[0];
     my.exact.compute(p, s, my.tile, my.plain);
@@ -117,7 +125,7 @@ static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& 
 
 // The weights of a tile; returns what makes the products of values and the gradient of the output.
 static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
-                         int64_t keys, bool exact) {
+                         int64_t keys, bool exact, bool sharp) {
     my.tile.set_keys(p, s, key, keys);
     const Level& fine = my.tile.level[0];
     if (exact) {
@@ -125,6 +133,7 @@ static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& m
     } else {
         KeepExponentials keep{fine, my.weights, my.largest};
         score_tiles(fine, p.width, keep);
+        if (sharp) correct_others(my);
     }
     Level by_value = fine;
     by_value.keys = view_rows(p, p.value, s, 0, key, keys, p.value_width, false, my.values);
@@ -142,7 +151,7 @@ static void set_exact_delta(const Problem& p, const Sequence& s, BackwardScratch
     for (int64_t m = 0; m < count; m++) my.exact_sum[m] = 0.0, my.exact_delta[m] = 0.0;
     for (int64_t first = 0; first < end; first += KEY_BLOCK) {
         const int64_t keys = least(KEY_BLOCK, end - first);
-        const Level by_value = set_weights(p, s, my, first, keys, true);
+        const Level by_value = set_weights(p, s, my, first, keys, true, false);
         my.exact_by_value.compute(by_value, p.value_width, 1.0, nullptr);
         for (int64_t key = 0; key < by_value.key_count; key++) {
             const double* from = my.exact_by_value.row(key);

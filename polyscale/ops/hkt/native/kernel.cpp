@@ -245,10 +245,9 @@ extern "C" int hkt_forward(const Problem* problem) {
             if (!p.lengths) continue;
             clear(p.output, s, 0, s.length, p.length, p.value_width, p.bfloat16 ? 2 : 4);
             const int64_t row = (s.batch * p.heads + s.head) * p.length;
-            for (int64_t i = s.length; i < p.length; i++) {
-                p.statistics[row + i] = 0.0f;
-                p.statistics[p.batch * p.heads * p.length + row + i] = 0.0f;
-            }
+            for (int64_t i = s.length; i < p.length; i++)
+                for (int64_t n = 0; n < 3; n++)
+                    p.statistics[n * p.batch * p.heads * p.length + row + i] = 0.0f;
         }
         return Forward(p, v, all, starts).run() ? 0 : 1;
     } catch (const std::bad_alloc&) {

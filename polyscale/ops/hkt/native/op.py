@@ -163,7 +163,7 @@ def _empty_results(value: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, length, width = value.shape
     # Heads side by side, as the projection after the attention reads them.
     output = value.new_empty(batch, length, heads, width).transpose(1, 2)
-    return output, value.new_empty(2, batch, heads, length, dtype=torch.float32)
+    return output, value.new_empty(3, batch, heads, length, dtype=torch.float32)
 
 
 def _empty_gradients(

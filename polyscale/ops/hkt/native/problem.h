@@ -19,7 +19,9 @@ struct Problem {
     const float* weights;       // [heads][levels]
     int64_t queries;            // decoding: new queries per head
     const int64_t* positions;   // decoding: [batch][queries], where each stands; -1: nowhere
-    float* statistics;          // [2][batch][heads][length]: largest score, 1 / sum of exponentials
+    // [3][batch][heads][length]: largest score, 1 / sum of exponentials, and by how much the largest
+    // score is more than its float, known where one key has most of the attention.
+    float* statistics;
     float* grad_weights;        // [heads][levels]
     Tensor query[MAX_LEVELS], key[MAX_LEVELS], value, output;
     Tensor grad_query[MAX_LEVELS], grad_key[MAX_LEVELS], grad_value, grad_output;

@@ -87,7 +87,8 @@ INLINE Vector exponential(Vector x) {
     const Vector log2_e = splat(1.44269504f), shift = splat(12582912.0f);  // 1.5 * 2**23
     x = larger(splat(-88.03f), x);
     const Vector shifted = x * log2_e + shift;  // the whole part stands in the low bits
-    const Vector f = x * log2_e - (shifted - shift);
+    // What the float log2_e leaves out counts where x is far below zero.
+    const Vector f = x * splat(1.92596299e-8f) + (x * log2_e - (shifted - shift));
     Vector y = splat(0.001326472731307149f);
     y = y * f + splat(0.009671512991189957f);
     y = y * f + splat(0.05550733581185341f);
