@@ -149,19 +149,18 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
                           int64_t keys, bool exact, bool sharp, const Partial& to) {
     const Level by_value = set_weights(p, s, my, key, keys, exact, sharp);
     const Level& fine = my.tile.level[0];
-    if (exact) {
-        exact_grad_scores(p, my, by_value);
-    } else {
-        KeepGradScores keep{fine, my.weights, my.delta, my.grad_scores[0]};
-        score_tiles(by_value, p.value_width, keep);
-        if (sharp) leave_out_dominant(my, key);
-    }
-
     const int64_t value_pitch = to.value ? p.value_width : p.grad_value.row;
     float* grad_value = to.value ? to.value + key * p.value_width
                                  : (float*)p.grad_value.data + offset(p.grad_value, s, 0, key);
     add_product(fine, my.weights, fine.query_count, my.grad_output, p.value_width, grad_value,
                 value_pitch, my.sums);
+    if (exact) {
+        exact_grad_scores(p, my, by_value);
+    } else {
+        KeepGradScores keep{fine, my.grad_scores[0], my.delta};
+        score_tiles(by_value, p.value_width, keep);
+        if (sharp) leave_out_dominant(my, key);
+    }
 
     for (int64_t l = 0; l < p.levels; l++) {
         const Level& here = my.tile.level[l];
@@ -209,7 +208,7 @@ static void backward_part(const Problem* problem, const Sequence* sequence, int6
         const bool exact = needs_exact(p, score_bound);
         const bool sharp = !exact && is_any_above(my.inverse, count, SHARP);
         if (exact) set_exact_delta(p, s, my, end);
-        for (int64_t m = 0; m < QUERY_BLOCK; m++) my.others[m] = 0.0f, my.dominant[m] = 0.0f;
+        for (int64_t m = 0; m < QUERY_BLOCK; m++) my.others[m] = 0.0f, my.dominant[m] = -1.0f;
         for (int64_t l = 0; l <= MAX_LEVELS; l++) my.exact_products[l] = 0.0;
         for (int64_t key = 0; key < end; key += KEY_BLOCK)
             backward_tile(p, s, my, key, least(KEY_BLOCK, end - key), exact, sharp, *to);

@@ -246,11 +246,16 @@ INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t c
             for (int c = 0; c < C; c++) acc[r][c] += part[r][c];
         }
     }
-    // Added last: a sum that starts at a large number rounds every product to its size.
-    for (int r = 0; r < SCORE_ROWS && level.coarse; r++) {
+    // Added last: a sum that starts at a large number rounds every product to its size. Two keys
+    // share a coarse one, also where rows beyond the last repeat it.
+    for (int r = 0; r < SCORE_ROWS && level.coarse; r += 2) {
         const int64_t row = least(key + r, level.key_count - 1) >> 1;
         const float* from = level.coarse + row * level.coarse_pitch + column / 2;
-        for (int c = 0; c < C; c++) acc[r][c] += load_doubled(from + c * (WIDTH / 2));
+        for (int c = 0; c < C; c++) {
+            const Vector shared = load_doubled(from + c * (WIDTH / 2));
+            acc[r][c] += shared;
+            acc[r + 1][c] += shared;
+        }
     }
     finish.template done<C>(acc, key, column);
 }

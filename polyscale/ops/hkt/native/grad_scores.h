@@ -15,7 +15,10 @@ struct BackwardScratch {
     Tile tile;
     ExactScores exact;
     ExactProduct exact_by_value;
-    float *weights, *grad_scores[MAX_LEVELS];       // [keys][queries]
+    // [keys][queries]. Gradients take the place of what they are made of, to stay in the cache: at
+    // level 0 that of the weights, above it that of the coarse scores.
+    float* grad_scores[MAX_LEVELS];
+    float* weights;
     float* queries[MAX_LEVELS];                     // [queries][width] with scale and level weight
     float* grad_queries[MAX_LEVELS];                // [queries][width] without
     float *grad_output, *packed_grad, *packed_output, *values, *plain, *sums;
@@ -34,8 +37,7 @@ struct BackwardScratch {
         const int64_t width = row_pitch(p.width), value_width = row_pitch(p.value_width);
         weights = scratch.take((KEY_BLOCK + SCORE_ROWS) * QUERY_BLOCK);
         for (int64_t l = 0; l < p.levels; l++) {
-            const int64_t rows = at_level(KEY_BLOCK, l) + SCORE_ROWS;
-            grad_scores[l] = scratch.take(rows * (Tile::pitch(l) + 2 * WIDTH));
+            grad_scores[l] = l ? tile.coarse[l] : weights;
             queries[l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
             grad_queries[l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
             shared[l] = scratch.take(width);
@@ -79,38 +81,46 @@ struct KeepExponentials {
     }
 };
 
+// Gradients, in place of the weights.
 struct KeepGradScores {
     const Level& level;
-    const float *weights, *delta;
-    float* grad_scores;
+    float* scores;
+    const float* delta;
     template <int C>
     INLINE_MEMBER void skip(int64_t key, int64_t column) {
         for (int r = 0; r < SCORE_ROWS; r++)
             for (int c = 0; c < C; c++)
-                store(grad_scores + (key + r) * level.pitch + column + c * WIDTH, splat(0.0f));
+                store(scores + (key + r) * level.pitch + column + c * WIDTH, splat(0.0f));
     }
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
         for (int c = 0; c < C; c++) {
             const Vector less = load(delta + column + c * WIDTH);
             for (int r = 0; r < SCORE_ROWS; r++) {
-                const int64_t at = (key + r) * level.pitch + column + c * WIDTH;
-                store(grad_scores + at, load(weights + at) * (acc[r][c] - less));
+                float* at = scores + (key + r) * level.pitch + column + c * WIDTH;
+                store(at, load(at) * (acc[r][c] - less));
             }
         }
     }
 };
 
-// In sharp rows: all weights but the dominant one, less what their largest score misses.
-static void correct_others(BackwardScratch& my) {
+// In sharp rows: notes which key is dominant; the weights of all others, less what the largest score
+// misses.
+static void correct_others(BackwardScratch& my, int64_t first_key) {
     const Level& fine = my.tile.level[0];
-    for (int64_t key = 0; key < fine.key_count; key++)
-        for (int64_t m = 0; m < fine.pitch; m += WIDTH) {
+    for (int64_t m = 0; m < fine.pitch; m += WIDTH) {
+        const Integers sharp = (Integers)(load(my.inverse + m) > splat(SHARP));
+        const Vector missing = load(my.missing + m);
+        Vector found = load(my.dominant + m);
+        for (int64_t key = 0; key < fine.key_count; key++) {
             float* at = my.weights + key * fine.pitch + m;
             const Vector weight = load(at);
-            const Vector less = weight - load(my.missing + m) * weight;
-            store(at, choose((Integers)(weight == splat(1.0f)), weight, less));
+            const Integers here = sharp & (Integers)(weight == splat(1.0f));
+            found = choose(here, splat((float)(first_key + key)), found);
+            store(at, choose(here, weight, weight - missing * weight));
         }
+        store(my.dominant + m, found);
+    }
 }
 
 static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& my) {
@@ -133,7 +143,7 @@ static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& m
     } else {
         KeepExponentials keep{fine, my.weights, my.largest};
         score_tiles(fine, p.width, keep);
-        if (sharp) correct_others(my);
+        if (sharp) correct_others(my, key);
     }
     Level by_value = fine;
     by_value.keys = view_rows(p, p.value, s, 0, key, keys, p.value_width, false, my.values);
@@ -170,14 +180,14 @@ static void exact_grad_scores(const Problem& p, BackwardScratch& my, const Level
     my.exact_by_value.compute(by_value, p.value_width, 1.0, nullptr);
     for (int64_t key = 0; key < by_value.key_count; key++) {
         const double* from = my.exact_by_value.row(key);
-        const float* weights = my.weights + key * by_value.pitch;
-        float* to = my.grad_scores[0] + key * by_value.pitch;
-        memset(to, 0, (size_t)by_value.pitch * sizeof(float));
+        float* row = my.weights + key * by_value.pitch;
         const int64_t first = by_value.first_seeing(key, count);
         for (int64_t m = first; m < count; m++) {
-            my.exact_row[m] = (double)weights[m] * (from[m] - my.exact_delta[m]);
-            to[m] = (float)my.exact_row[m];
+            my.exact_row[m] = (double)row[m] * (from[m] - my.exact_delta[m]);
+            row[m] = (float)my.exact_row[m];
         }
+        for (int64_t m = 0; m < first; m++) row[m] = 0.0f;
+        for (int64_t m = count; m < by_value.pitch; m++) row[m] = 0.0f;
         // Scores of a row that differ little may be large: of their products with gradients that
         // sum to zero, floats would keep nothing.
         for (int64_t l = 0; l < p.levels; l++) {
@@ -189,27 +199,23 @@ static void exact_grad_scores(const Problem& p, BackwardScratch& my, const Level
     }
 }
 
-// In sharp rows of a tile: leaves out the dominant key, notes which it is, and sums the others.
+// In sharp rows of a tile: leaves out the dominant key, and sums the others.
 static void leave_out_dominant(BackwardScratch& my, int64_t first_key) {
     const Level& fine = my.tile.level[0];
+    for (int64_t m = 0; m < fine.query_count; m++) {
+        const int64_t key = (int64_t)my.dominant[m] - first_key;
+        if (my.inverse[m] > SHARP && key >= 0 && key < fine.key_count)
+            my.grad_scores[0][key * fine.pitch + m] = 0.0f;
+    }
     for (int64_t m = 0; m < fine.pitch; m += WIDTH) {
-        const Integers sharp = (Integers)(load(my.inverse + m) > splat(SHARP));
-        Vector total = load(my.others + m), found = load(my.dominant + m);
+        Vector total = load(my.others + m);
         for (int64_t first = 0; first < fine.key_count; first += SUM_CHUNK) {
             Vector part = splat(0.0f);
             const int64_t end = least(first + SUM_CHUNK, fine.key_count);
-            for (int64_t key = first; key < end; key++) {
-                float* at = my.grad_scores[0] + key * fine.pitch + m;
-                const Vector weight = load(my.weights + key * fine.pitch + m);
-                const Integers here = sharp & (Integers)(weight == splat(1.0f));
-                const Vector kept = choose(here, splat(0.0f), load(at));
-                found = choose(here, splat((float)(first_key + key)), found);
-                part += kept;
-                store(at, kept);
-            }
+            for (int64_t key = first; key < end; key++)
+                part += load(my.grad_scores[0] + key * fine.pitch + m);
             total += part;
         }
         store(my.others + m, total);
-        store(my.dominant + m, found);
     }
 }
