@@ -48,7 +48,7 @@ _TABLE_SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "small"): {},
     ("imdb-char", "small"): {
         "num_hidden_layers": 1,
-        "num_attention_heads": 2,
+        "num_attention_heads": 4,
         "causal": True,
         "local_start": 1.0,
     },
@@ -103,7 +103,12 @@ _TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     # A look at the 5,000 validation images takes as long as 100 steps.
     ("scifar10", "small"): {"steps": 3_000, "batch_size": 16, "evaluate_every": 500},
     ("scifar10", "paper"): {"steps": 45_000, "batch_size": 64},
-    ("imdb-char", "small"): {"steps": 5_600, "batch_size": 32, "bucket_by_length": True},
+    ("imdb-char", "small"): {
+        "steps": 2_800,
+        "batch_size": 32,
+        "bucket_by_length": True,
+        "evaluate_every": 280,
+    },
     ("imdb-char", "paper"): {"steps": 20_000, "batch_size": 32},
     ("agnews", "small"): {"steps": 4_000, "batch_size": 32},
     ("agnews", "paper"): {"steps": 20_000, "batch_size": 64},
