@@ -163,6 +163,30 @@ def test_what_one_key_leaves_of_the_attention_is_not_rounded_away(
             assert_every_gradient_is_exact_by_its_own_size(case, causal=causal)
 
 
+@every_variant
+@pytest.mark.parametrize("levels", [2, 3])
+@pytest.mark.parametrize("gap", [4.0, 12.0, 17.0, 25.0])
+def test_neighbours_of_the_dominant_key_share_its_coarse_scores(
+    gap, levels, instructions, monkeypatch
+):
+    # With little weight on level 0 they have nearly its attention. In the gradients of coarse
+    # queries and keys they cancel, and what is left comes from all the others.
+    monkeypatch.setattr(library, "instructions", instructions)
+    for seed in range(4):
+        queries, keys, value, weights = random_case(
+            500, levels, batch=1, head_dim=16, value_dim=16, dtype=torch.float32, seed=seed
+        )
+        with torch.no_grad():
+            for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
+                query[..., 0] = 4.0
+                key *= 0.1
+                key[..., 0] = 0.0
+                key[:, :, 131 >> level, 0] = gap
+        case = (queries, keys, value, weights)
+        for causal in (True, False):
+            assert_every_gradient_is_exact_by_its_own_size(case, causal=causal)
+
+
 @pytest.mark.parametrize("length", [1, 2, 100, 193, 500])
 @pytest.mark.parametrize("gap", [4.0, 17.0, 30.0])
 def test_every_query_has_a_dominant_key_of_its_own(length, gap):

@@ -115,29 +115,38 @@ static void add_scaled(float* to, const float* from, const float* less, float fa
     for (int64_t d = 0; d < width; d++) to[d] += factor * (from[d] - (less ? less[d] : 0.0f));
 }
 
-// The gradients of a sharp row's scores, all but the dominant one, summed. Their delta was made of a
-// rounded output; but with that of the dominant key they sum to zero, which tells how far it is off.
-static double others_of(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t m) {
+// Delta was made of a rounded output, and the gradients of a row of scores are off with it. But their
+// sum is zero, which tells by how much: the factor that puts those of all but the dominant key, whose
+// sum is `others`, right again.
+static double delta_correction(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t m,
+                               double others) {
+    if (p.bfloat16 || my.inverse[m] < DOMINANT) return 1.0;
     const Rows value = view_rows(p, p.value, s, 0, (int64_t)my.dominant[m], 1, p.value_width, false,
                                  my.values);
     const double product =
         dot(my.grad_output + m * row_pitch(p.value_width), value.data, p.value_width);
-    const double others = (double)my.others[m];
     const double sum = product - (double)my.delta[m] + others;
-    return others - (1.0 - (double)my.inverse[m]) * sum;
+    const double factor = 1.0 - (1.0 - (double)my.inverse[m]) * sum / others;
+    // Not where others is a small difference itself.
+    return factor > 1.0 - 1e-5 && factor < 1.0 + 1e-5 ? factor : 1.0;
 }
 
-// What the dominant keys of sharp rows, left out before, add to the gradients.
+// What the dominant keys' blocks in sharp rows, left out before, add to the gradients.
 static void add_dominant(const Problem& p, const Sequence& s, BackwardScratch& my,
                          const Partial& to) {
     for (int64_t m = 0; m < my.tile.query_count; m++) {
-        if (!(my.inverse[m] > SHARP)) continue;
         const int64_t key = (int64_t)my.dominant[m];
-        const float gradient = (float)-others_of(p, s, my, m);
+        if (!(my.inverse[m] > SHARP) || key < 0) continue;
+        double others[MAX_LEVELS];  // outside of the block of each level
+        others[p.levels - 1] = (double)my.outside[m];
+        for (int64_t l = p.levels - 1; l > 0; l--)
+            others[l - 1] = others[l] + (double)my.near[l][m];
+        const double factor = delta_correction(p, s, my, m, others[0]);
         for (int64_t l = 0; l < p.levels; l++) {
             const Rows keys =
                 view_rows(p, p.key[l], s, l, key >> l, 1, p.width, false, my.centred);
             const int64_t row = (m >> l) * row_pitch(p.width);
+            const float gradient = (float)(-factor * others[l]);
             add_scaled(my.grad_queries[l] + row, keys.data, my.shared[l], gradient, p.width);
             add_scaled(grad_key_row(p, s, to, l, key >> l), my.queries[l] + row, nullptr, gradient,
                        p.width);
@@ -159,12 +168,18 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
     } else {
         KeepGradScores keep{fine, my.grad_scores[0], my.delta};
         score_tiles(by_value, p.value_width, keep);
-        if (sharp) leave_out_dominant(my, key);
     }
 
     for (int64_t l = 0; l < p.levels; l++) {
         const Level& here = my.tile.level[l];
         float* grad_scores = my.grad_scores[l];
+        if (sharp) leave_out_block(my, key, l);
+        // From the finest level on, if something was left out there.
+        for (int64_t k = sharp ? 0 : l - 1; k >= 0 && k < l; k++) {
+            const Level &from = my.tile.level[k], &next = my.tile.level[k + 1];
+            pool(my.grad_scores[k], from.pitch, next.key_count, next.pitch, my.grad_scores[k + 1],
+                 next.pitch);
+        }
         // One more row, so that pairs are whole.
         memset(grad_scores + here.key_count * here.pitch, 0, (size_t)here.pitch * sizeof(float));
         const int64_t key_pitch = to.key[l] ? p.width : p.grad_key[l].row;
@@ -176,12 +191,8 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
         product<true>(grad_scores, here.pitch, here.query_count, here.key_count, my.centred, width,
                       my.grad_queries[l], width, padded(p.width), nullptr,
                       p.causal ? &diagonal : nullptr);
-        if (l + 1 < p.levels) {
-            const Level& next = my.tile.level[l + 1];
-            pool(grad_scores, here.pitch, next.key_count, next.pitch, my.grad_scores[l + 1],
-                 next.pitch);
-        }
     }
+    if (sharp) add_outside(my);
 }
 
 static bool is_any_above(const float* numbers, int64_t count, float bound) {
@@ -208,7 +219,7 @@ static void backward_part(const Problem* problem, const Sequence* sequence, int6
         const bool exact = needs_exact(p, score_bound);
         const bool sharp = !exact && is_any_above(my.inverse, count, SHARP);
         if (exact) set_exact_delta(p, s, my, end);
-        for (int64_t m = 0; m < QUERY_BLOCK; m++) my.others[m] = 0.0f, my.dominant[m] = -1.0f;
+        for (int64_t m = 0; m < QUERY_BLOCK; m++) my.outside[m] = 0.0f, my.dominant[m] = -1.0f;
         for (int64_t l = 0; l <= MAX_LEVELS; l++) my.exact_products[l] = 0.0;
         for (int64_t key = 0; key < end; key += KEY_BLOCK)
             backward_tile(p, s, my, key, least(KEY_BLOCK, end - key), exact, sharp, *to);

@@ -22,8 +22,9 @@ enum { SCORE_CHUNK = 16 };
 enum { SUM_CHUNK = 16 };
 
 // A row whose exponentials sum to less than 1 / SHARP has a dominant key: its own is 1, and those of
-// all others together are less.
-constexpr float SHARP = 0.5f;
+// all others together are less. Less than 1 / DOMINANT: less than a 16th, so that no other key has a
+// large score, too, with rounding errors alike.
+constexpr float SHARP = 0.5f, DOMINANT = 16.0f / 17.0f;
 
 struct Scratch {
     float* next;

@@ -132,10 +132,10 @@ static void add_values(const ForwardScratch& my, Rows values, int64_t count, int
 }
 
 // The largest score is a float: rounded, and all other weights of its row are off by the same
-// factor. Where one key has most of the attention its score is made again in double precision; sum
-// and output are put right, and what was missing is returned.
+// factor. Where one key has nearly all the attention its score is made again in double precision;
+// sum and output are put right, and what was missing is returned.
 static float correct_dominant(const Problem& p, const Sequence& s, ForwardScratch& my, int64_t m) {
-    if (p.bfloat16 || my.dominant[m] < 0.0f || !(my.sum[m] * SHARP < 1.0f)) return 0.0f;
+    if (p.bfloat16 || my.dominant[m] < 0.0f || !(my.sum[m] * DOMINANT < 1.0f)) return 0.0f;
     const int64_t key = (int64_t)my.dominant[m];
     double score = 0.0;
     for (int64_t l = 0; l < p.levels; l++) {

@@ -7,7 +7,8 @@
 // The gradients of a row of scores sum to zero. So its query's gradient may take the keys less
 // one and the same vector: what all keys share would only leave rounding errors. And where one key
 // has most of the attention, the gradient of its score, a small difference of large numbers, is
-// set to what makes the sum zero.
+// set to what makes the sum zero. The same at every level: in the dominant key's block there may be
+// another key with much of the attention, and the two cancel.
 #pragma once
 #include "exact.h"
 
@@ -25,7 +26,10 @@ struct BackwardScratch {
     float* shared[MAX_LEVELS];                      // by the sequence's keys, [width]
     float* centred;                                 // keys of a tile less what they share
     float *largest, *inverse, *missing, *delta;     // per query
-    float *others, *dominant;                       // per query: sum of gradients, number of a key
+    float* dominant;                                // per query: number of a key, or -1
+    // Per query: sums of gradients of scores, in the dominant key's block of a level but not in its
+    // block of the level below, and outside of all.
+    float *near[MAX_LEVELS], *outside;
     double *exact_sum, *exact_delta, *exact_row;    // per query
     double exact_products[MAX_LEVELS + 1];          // of gradients and scores from a level up
     float longest_key[MAX_LEVELS];
@@ -41,6 +45,7 @@ struct BackwardScratch {
             queries[l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
             grad_queries[l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
             shared[l] = scratch.take(width);
+            near[l] = scratch.take(QUERY_BLOCK);
         }
         centred = scratch.take(KEY_BLOCK * width);
         grad_output = scratch.take(QUERY_BLOCK * value_width);
@@ -51,7 +56,7 @@ struct BackwardScratch {
         sums = scratch.take(KEY_BLOCK * most(width, value_width));
         largest = scratch.take(QUERY_BLOCK), inverse = scratch.take(QUERY_BLOCK);
         missing = scratch.take(QUERY_BLOCK), delta = scratch.take(QUERY_BLOCK);
-        others = scratch.take(QUERY_BLOCK), dominant = scratch.take(QUERY_BLOCK);
+        dominant = scratch.take(QUERY_BLOCK), outside = scratch.take(QUERY_BLOCK);
         exact_sum = (double*)scratch.take(2 * QUERY_BLOCK);
         exact_delta = (double*)scratch.take(2 * QUERY_BLOCK);
         exact_row = (double*)scratch.take(2 * QUERY_BLOCK);
@@ -199,16 +204,29 @@ static void exact_grad_scores(const Problem& p, BackwardScratch& my, const Level
     }
 }
 
-// In sharp rows of a tile: leaves out the dominant key, and sums the others.
-static void leave_out_dominant(BackwardScratch& my, int64_t first_key) {
+// In sharp rows of a tile: leaves out the dominant key's block of a level, and notes what was in it.
+static void leave_out_block(BackwardScratch& my, int64_t first_key, int64_t level) {
     const Level& fine = my.tile.level[0];
     for (int64_t m = 0; m < fine.query_count; m++) {
-        const int64_t key = (int64_t)my.dominant[m] - first_key;
-        if (my.inverse[m] > SHARP && key >= 0 && key < fine.key_count)
-            my.grad_scores[0][key * fine.pitch + m] = 0.0f;
+        const int64_t key = (int64_t)my.dominant[m];
+        if (!(my.inverse[m] > SHARP) || key < first_key || key >= first_key + fine.key_count)
+            continue;
+        const int64_t first = (key >> level << level) - first_key;
+        const int64_t end = least(first + ((int64_t)1 << level), fine.key_count);
+        float sum = 0.0f;
+        for (int64_t n = first; n < end; n++) {
+            float* at = my.grad_scores[0] + n * fine.pitch + m;
+            sum += *at, *at = 0.0f;
+        }
+        my.near[level][m] = sum;
     }
+}
+
+// Adds up what the tile has left.
+static void add_outside(BackwardScratch& my) {
+    const Level& fine = my.tile.level[0];
     for (int64_t m = 0; m < fine.pitch; m += WIDTH) {
-        Vector total = load(my.others + m);
+        Vector total = load(my.outside + m);
         for (int64_t first = 0; first < fine.key_count; first += SUM_CHUNK) {
             Vector part = splat(0.0f);
             const int64_t end = least(first + SUM_CHUNK, fine.key_count);
@@ -216,6 +234,6 @@ static void leave_out_dominant(BackwardScratch& my, int64_t first_key) {
                 part += load(my.grad_scores[0] + key * fine.pitch + m);
             total += part;
         }
-        store(my.others + m, total);
+        store(my.outside + m, total);
     }
 }

@@ -20,7 +20,7 @@ struct Problem {
     int64_t queries;            // decoding: new queries per head
     const int64_t* positions;   // decoding: [batch][queries], where each stands; -1: nowhere
     // [3][batch][heads][length]: largest score, 1 / sum of exponentials, and by how much the largest
-    // score is more than its float, known where one key has most of the attention.
+    // score is more than its float, known where one key has nearly all the attention.
     float* statistics;
     float* grad_weights;        // [heads][levels]
     Tensor query[MAX_LEVELS], key[MAX_LEVELS], value, output;
