@@ -27,13 +27,24 @@ def step_flops(batch: int, length: int, levels: int) -> float:
     A token has four projections and an MLP of eight times that size; coarse entries have a query
     and a key.
     """
+    return sum(step_flops_by_part(batch, length, levels).values())
+
+
+def step_flops_by_part(batch: int, length: int, levels: int) -> dict[str, float]:
+    """The same, named as the parts of `time_by_part`."""
     width, heads, layers, vocabulary = 256, 4, 2, 259
     coarse = sum(level_length(length, level) for level in range(1, levels))
     square = 2 * batch * width * width
     products = layers * square * (12 * length + 2 * coarse)
     products += 2 * batch * length * width * vocabulary
-    attention = attention_flops((batch, heads, length, width // heads), grad=True, levels=levels)
-    return 3 * products + layers * attention
+    shape = (batch, heads, length, width // heads)
+    forward = layers * attention_flops(shape, grad=False, levels=levels)
+    both = layers * attention_flops(shape, grad=True, levels=levels)
+    return {
+        "attention forward": forward,
+        "attention backward": both - forward,
+        "matrix products": 3 * products,
+    }
 
 
 def bytes_per_token(model: Any, context: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyscale.bench.hkt_accuracy import accuracy_lines
+from polyscale.bench.hkt_limits import step_flops_by_part
 from polyscale.bench.peers import peer_lines
 from polyscale.bench.timing import milliseconds
 
@@ -84,6 +85,13 @@ def to_markdown(result: dict[str, Any]) -> str:
             lines.append(f"| {row['length']:,} | {levels} | {times} |")
     lines += [
         "",
+        f"How far that is from its limit, {result['levels']} levels over one: measured (products "
+        "alone).",
+        "",
+        "| T | attention forward | attention backward | matrix products |",
+        "|---|---|---|---|",
+        *(_ratios_by_part(row, result["levels"]) for row in result["training"]),
+        "",
         "## Decoding with a cache, tokens per second",
         "",
         f"Asked for: at least {DECODE_BAR} at 8,192. Bytes: the ratio of what a token must read "
@@ -112,6 +120,16 @@ def to_markdown(result: dict[str, Any]) -> str:
         *peer_lines(result["layers"], "T"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _ratios_by_part(row: dict[str, Any], levels: int) -> str:
+    flops, flat = (step_flops_by_part(row["batch"], row["length"], n) for n in (levels, 1))
+    cells = [
+        f"{row['hkt_parts'][part] / row['standard_parts'][part]:.2f} "
+        f"({flops[part] / flat[part]:.2f})"
+        for part in flops
+    ]
+    return f"| {row['length']:,} | {' | '.join(cells)} |"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
