@@ -206,7 +206,8 @@ static void product(const float* a, int64_t pitch, int64_t rows, int64_t count, 
 }
 
 // The scores of one level, keys down, queries across, plus those of the next coarser level, each
-// of which stands for two by two. They go through `finish` while they are still in registers.
+// of which stands for two by two. They go through `finish` while they are still in registers, which
+// is told, too, of vectors that are skipped because all their queries are earlier than all their keys.
 struct Level {
     Rows keys;
     int64_t key_count;           // rows; those beyond it in the last group repeat the last
@@ -217,6 +218,8 @@ struct Level {
     bool causal;
     int64_t ahead;  // number of the first key less that of the first query, at this level
 
+    bool is_hidden(int64_t key, int64_t query) const { return causal && query < key + ahead; }
+
     // The first of `count` queries that sees a key.
     int64_t first_seeing(int64_t key, int64_t count) const {
         return causal ? least(count, most(0, key + ahead)) : 0;
@@ -226,10 +229,6 @@ struct Level {
 template <int C, class Finish>
 INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t column,
                        Finish& finish) {
-    if (level.causal && column + C * WIDTH <= key + level.ahead) {
-        finish.template skip<C>(key, column);
-        return;
-    }
     const float* rows[SCORE_ROWS];
     Vector acc[SCORE_ROWS][C];
     for (int r = 0; r < SCORE_ROWS; r++) {
@@ -266,6 +265,8 @@ static void score_tiles(const Level& level, int64_t width, Finish& finish) {
     const int64_t columns = padded(level.query_count);
     for (int64_t key = 0; key < level.key_count; key += SCORE_ROWS) {
         int64_t column = 0;
+        for (; column < columns && level.is_hidden(key, column + WIDTH - 1); column += WIDTH)
+            finish.skip(key, column);
         for (; column + TILE * WIDTH <= columns; column += TILE * WIDTH)
             score_tile<TILE>(level, width, key, column, finish);
         if (columns - column == 2 * WIDTH) score_tile<2>(level, width, key, column, finish);
@@ -291,7 +292,6 @@ INLINE void hide_later(const Level& level, Vector (&acc)[SCORE_ROWS][C], int64_t
 struct Keep {
     float* scores;
     int64_t pitch;
-    template <int C>
     INLINE_MEMBER void skip(int64_t, int64_t) {}
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {

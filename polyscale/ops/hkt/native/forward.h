@@ -27,8 +27,10 @@ struct ForwardScratch {
 struct KeepLargest {
     const Level& level;
     float *scores, *largest;
-    template <int C>
-    INLINE_MEMBER void skip(int64_t, int64_t) {}
+    INLINE_MEMBER void skip(int64_t key, int64_t column) {
+        for (int r = 0; r < SCORE_ROWS; r++)
+            store(scores + (key + r) * level.pitch + column, splat(-INFINITE));
+    }
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
         hide_later(level, acc, key, column);

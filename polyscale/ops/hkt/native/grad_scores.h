@@ -68,11 +68,9 @@ struct KeepExponentials {
     const Level& level;
     float* weights;
     const float* largest;
-    template <int C>
     INLINE_MEMBER void skip(int64_t key, int64_t column) {
         for (int r = 0; r < SCORE_ROWS; r++)
-            for (int c = 0; c < C; c++)
-                store(weights + (key + r) * level.pitch + column + c * WIDTH, splat(0.0f));
+            store(weights + (key + r) * level.pitch + column, splat(0.0f));
     }
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
@@ -91,11 +89,9 @@ struct KeepGradScores {
     const Level& level;
     float* scores;
     const float* delta;
-    template <int C>
     INLINE_MEMBER void skip(int64_t key, int64_t column) {
         for (int r = 0; r < SCORE_ROWS; r++)
-            for (int c = 0; c < C; c++)
-                store(scores + (key + r) * level.pitch + column + c * WIDTH, splat(0.0f));
+            store(scores + (key + r) * level.pitch + column, splat(0.0f));
     }
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
