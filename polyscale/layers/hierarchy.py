@@ -56,7 +56,7 @@ class Hierarchy(nn.Module):
         weights = self._tap_weights(x) if fused else None
         if weights is not None and native.takes(fine, weights):
             sizes = [level_length(x.shape[1], level) for level in range(1, self.levels)]
-            return fine, native.downsample(fine, weights), sizes
+            return *native.downsample(fine, weights), sizes
         levels = [fine]
         for downsample in self._downsamplers():
             levels.append(downsample(levels[-1]))

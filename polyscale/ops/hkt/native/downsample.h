@@ -46,13 +46,13 @@ static void downsample_part(const Downsample* problem, int64_t row, int64_t firs
     }
 }
 
-// grad[j] (+)= sum_k weight[k] above[(j + k) / 2] over the k for which that is whole.
+// grad[j] = own[j] + sum_k weight[k] above[(j + k) / 2] over the k for which that is whole.
 static void add_above(const Downsample& d, const float* weights, const float* above,
-                      int64_t above_pitch, int64_t above_rows, bool add, float* grad,
+                      int64_t above_pitch, int64_t above_rows, const float* own, float* grad,
                       int64_t grad_pitch, int64_t rows, int64_t count) {
     for (int64_t j = 0; j < rows; j++) {
         float* __restrict y = grad + j * grad_pitch;
-        if (!add) memset(y, 0, (size_t)count * sizeof(float));
+        memcpy(y, own + j * d.channels, (size_t)count * sizeof(float));
         for (int64_t k = j & 1; k < d.width && (j + k) / 2 < above_rows; k += 2) {
             const float* __restrict g = above + (j + k) / 2 * above_pitch;
             const float* w = weights + k * d.channels;
@@ -94,14 +94,13 @@ static void downsample_backward_part(const Downsample* problem, int64_t row, int
         add_weights(d, from, pitch, above, above_pitch, above_rows, count, sums,
                     grad_weights + (level - 1) * d.width * d.channels + first);
         if (level == 1) {
-            add_above(d, weights, above, above_pitch, above_rows, false,
-                      d.grad_x + row * d.length * d.channels + first, d.channels, rows, count);
+            const int64_t at = row * d.length * d.channels + first;
+            add_above(d, weights, above, above_pitch, above_rows, d.grad_fine + at, d.grad_x + at,
+                      d.channels, rows, count);
             return;
         }
         const float* own = d.grad_coarse + coarse_offset(d, row, level - 1) + first;
-        for (int64_t i = 0; i < rows; i++)
-            memcpy(next + i * count, own + i * d.channels, (size_t)count * sizeof(float));
-        add_above(d, weights, above, above_pitch, above_rows, true, next, count, rows, count);
+        add_above(d, weights, above, above_pitch, above_rows, own, next, count, rows, count);
         above = next, above_pitch = count;
         next += rows * count;
     }

@@ -1,7 +1,10 @@
 """Causal downsampling on the CPU, all levels in one pass: a torch operation with its gradients."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from polyscale.ops.hkt.layout import level_length
 from polyscale.ops.hkt.native import library
@@ -17,16 +20,30 @@ def takes(x: Tensor, weights: Tensor) -> bool:
     return why_no_kernel() is None
 
 
-def downsample(x: Tensor, weights: Tensor) -> Tensor:
-    """`[B, T, C]` at every coarse level, one after the other: `[B, T_1 + T_2 + .., C]`.
+def downsample(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """`x` itself, and at every coarse level, one after the other: `[B, T_1 + T_2 + .., C]`.
 
     `y_l[i] = sum_k weights[l - 1, k] * y_{l - 1}[2 i - k]` with `y_0 = x`, zeros before the start.
+    Whoever uses `x`, too, takes the first of the two: gradients of both are added up in one pass.
 
     Args:
         x: `[B, T, C]`.
         weights: `[L - 1, width, C]`.
     """
-    return _downsample(x, weights)
+    return _Downsample.apply(x, weights)
+
+
+class _Downsample(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        coarse = _downsample(x, weights)
+        ctx.save_for_backward(x, weights, coarse)
+        return x.view_as(x), coarse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_fine: Tensor, grad_coarse: Tensor) -> tuple[Tensor, Tensor]:
+        return _backward(grad_fine, grad_coarse, *ctx.saved_tensors)
 
 
 @torch.library.custom_op("polyscale::hkt_downsample", mutates_args=(), device_types="cpu")
@@ -50,31 +67,17 @@ def _empty_coarse(x: Tensor, weights: Tensor) -> Tensor:
 
 @torch.library.custom_op("polyscale::hkt_downsample_backward", mutates_args=(), device_types="cpu")
 def _backward(
-    grad_coarse: Tensor, x: Tensor, weights: Tensor, coarse: Tensor
+    grad_fine: Tensor, grad_coarse: Tensor, x: Tensor, weights: Tensor, coarse: Tensor
 ) -> tuple[Tensor, Tensor]:
     grad_x, grad_weights = x.new_empty(x.shape), weights.new_empty(weights.shape)
     x = x if x.stride(-1) == 1 else x.contiguous()
-    library.downsample(
-        x, weights.contiguous(), coarse, grad_coarse.contiguous(), grad_x, grad_weights
-    )
+    gradients = (grad_coarse.contiguous(), grad_fine.contiguous(), grad_x, grad_weights)
+    library.downsample(x, weights.contiguous(), coarse, gradients)
     return grad_x, grad_weights
 
 
 @_backward.register_fake
-def _(grad_coarse: Tensor, x: Tensor, weights: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weights.new_empty(weights.shape)
-
-
-def _setup_context(
-    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor
-) -> None:
-    ctx.save_for_backward(*inputs, output)
-
-
-def _differentiate(
-    ctx: torch.autograd.function.FunctionCtx, grad_coarse: Tensor
+def _(
+    grad_fine: Tensor, grad_coarse: Tensor, x: Tensor, weights: Tensor, coarse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return _backward(grad_coarse, *ctx.saved_tensors)  # type: ignore[attr-defined]
-
-
-_downsample.register_autograd(_differentiate, setup_context=_setup_context)
+    return x.new_empty(x.shape), weights.new_empty(weights.shape)

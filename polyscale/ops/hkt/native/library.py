@@ -59,7 +59,8 @@ class _Downsample(ctypes.Structure):
         *((name, _int64) for name in ("batch", "length", "channels", "levels", "width")),
         *((name, ctypes.c_void_p) for name in ("x", "weights")),
         *((name, _int64) for name in ("x_batch", "x_row")),
-        *((name, ctypes.c_void_p) for name in ("coarse", "grad_coarse", "grad_x", "grad_weights")),
+        *((name, ctypes.c_void_p) for name in ("coarse", "grad_coarse", "grad_fine")),
+        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_weights")),
         *((name, _int32) for name in ("threads", "variant")),
     )
 
@@ -159,13 +160,12 @@ def downsample(
     x: Tensor,
     weights: Tensor,
     coarse: Tensor,
-    grad_coarse: Tensor | None = None,
-    grad_x: Tensor | None = None,
-    grad_weights: Tensor | None = None,
+    grads: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> None:
-    """Fill `coarse` from `x` `[B, T, C]`, or the gradients if they are given; all in float32.
+    """Fill `coarse` from `x` `[B, T, C]`, or gradients if they are given; all in float32.
 
-    `weights` `[L - 1, width, C]` and everything but `x` are contiguous.
+    The gradients of `coarse` and, from elsewhere, of `x`, and those to fill: of `x` in all and of
+    `weights` `[L - 1, width, C]`. Everything but `x` is contiguous.
     """
     problem = _Downsample()
     problem.batch, problem.length, problem.channels = x.shape
@@ -173,11 +173,12 @@ def downsample(
     problem.x, problem.weights, problem.coarse = x.data_ptr(), weights.data_ptr(), coarse.data_ptr()
     problem.x_batch, problem.x_row = x.stride()[:2]
     problem.threads, problem.variant = torch.get_num_threads(), _variant()
-    if grad_coarse is None or grad_x is None or grad_weights is None:
+    if grads is None:
         _run("hkt_downsample", problem)
         return
-    problem.grad_coarse, problem.grad_x = grad_coarse.data_ptr(), grad_x.data_ptr()
-    problem.grad_weights = grad_weights.data_ptr()
+    names = ("grad_coarse", "grad_fine", "grad_x", "grad_weights")
+    for name, gradient in zip(names, grads, strict=True):
+        setattr(problem, name, gradient.data_ptr())
     _run("hkt_downsample_backward", problem)
 
 

@@ -74,6 +74,7 @@ struct Downsample {
     int64_t x_batch, x_row;                          // strides of x
     float* coarse;                                   // [batch][sum of coarse lengths][channels]
     const float* grad_coarse;
+    const float* grad_fine;        // what x has of other gradients, [batch][length][channels]
     float *grad_x, *grad_weights;  // [batch][length][channels], like weights
     int32_t threads, variant;
 };
