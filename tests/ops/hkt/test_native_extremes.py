@@ -164,7 +164,7 @@ def test_what_one_key_leaves_of_the_attention_is_not_rounded_away(
 
 
 @every_variant
-@pytest.mark.parametrize("levels", [2, 3])
+@pytest.mark.parametrize("levels", [2, 3, 5])
 @pytest.mark.parametrize("gap", [4.0, 12.0, 17.0, 25.0])
 def test_neighbours_of_the_dominant_key_share_its_coarse_scores(
     gap, levels, instructions, monkeypatch
@@ -185,6 +185,44 @@ def test_neighbours_of_the_dominant_key_share_its_coarse_scores(
         case = (queries, keys, value, weights)
         for causal in (True, False):
             assert_every_gradient_is_exact_by_its_own_size(case, causal=causal)
+
+
+def with_dominant_block(levels, gap, *, equal=False, seed=0):
+    """One key of the coarsest level `gap` above the rest: its fine keys share the attention."""
+    queries, keys, value, weights = random_case(
+        500, levels, batch=1, head_dim=16, value_dim=16, dtype=torch.float32, seed=seed
+    )
+    top = levels - 1
+    with torch.no_grad():
+        for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
+            query[..., 0] = 4.0
+            key *= 0.1
+            key[..., 0] = 0.0
+            if equal:
+                first, end = 128 >> level, (128 + 2**top) >> level
+                key[:, :, first:end] = key[:, :, first : first + 1]
+        keys[top][:, :, 128 >> top, 0] = gap / weights.flatten()[top]
+    return queries, keys, value, weights
+
+
+@every_variant
+@pytest.mark.parametrize("levels", [2, 3, 5])
+def test_keys_of_one_block_share_nearly_all_the_attention(levels, instructions, monkeypatch):
+    # None of them has half. From scores of 12 on, rounding of the coarse score itself shows.
+    monkeypatch.setattr(library, "instructions", instructions)
+    for seed, gap in itertools.product(range(4), (2.0, 4.0, 6.0, 8.0)):
+        case = with_dominant_block(levels, gap, seed=seed)
+        for causal in (True, False):
+            assert_every_gradient_is_exact_by_its_own_size(case, causal=causal)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 5])
+def test_equal_keys_share_nearly_all_the_attention(levels):
+    # Each has the largest score; one of them stands for the block.
+    for seed, gap in itertools.product(range(3), (2.0, 4.0, 8.0, 16.0)):
+        case = with_dominant_block(levels, gap, equal=True, seed=seed)
+        for causal in (True, False):
+            assert_native_equals_the_reference(case, causal=causal)
 
 
 @pytest.mark.parametrize("length", [1, 2, 100, 193, 500])

@@ -136,7 +136,7 @@ static void add_dominant(const Problem& p, const Sequence& s, BackwardScratch& m
                          const Partial& to) {
     for (int64_t m = 0; m < my.tile.query_count; m++) {
         const int64_t key = (int64_t)my.dominant[m];
-        if (!(my.inverse[m] > SHARP) || key < 0) continue;
+        if (key < 0) continue;
         double others[MAX_LEVELS];  // outside of the block of each level
         others[p.levels - 1] = (double)my.outside[m];
         for (int64_t l = p.levels - 1; l > 0; l--)
@@ -217,7 +217,7 @@ static void backward_part(const Problem* problem, const Sequence* sequence, int6
         for (int64_t l = 0; l < p.levels; l++)
             score_bound += my.tile.longest_query[l] * my.longest_key[l];
         const bool exact = needs_exact(p, score_bound);
-        const bool sharp = !exact && is_any_above(my.inverse, count, SHARP);
+        const bool sharp = !exact && is_any_above(my.inverse, count, my.sharp_attention);
         if (exact) set_exact_delta(p, s, my, end);
         for (int64_t m = 0; m < QUERY_BLOCK; m++) my.outside[m] = 0.0f, my.dominant[m] = -1.0f;
         for (int64_t l = 0; l <= MAX_LEVELS; l++) my.exact_products[l] = 0.0;

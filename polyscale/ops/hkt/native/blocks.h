@@ -21,10 +21,9 @@ enum { SCORE_CHUNK = 16 };
 // nearly all the attention: added to it one by one, the others would be rounded away.
 enum { SUM_CHUNK = 16 };
 
-// A row whose exponentials sum to less than 1 / SHARP has a dominant key: its own is 1, and those of
-// all others together are less. Less than 1 / DOMINANT: less than a 16th, so that no other key has a
-// large score, too, with rounding errors alike.
-constexpr float SHARP = 0.5f, DOMINANT = 16.0f / 17.0f;
+// A key with more than DOMINANT of the attention leaves all others together less than a 16th, so that
+// none of them has a large score, too, with rounding errors alike.
+constexpr float DOMINANT = 16.0f / 17.0f;
 
 struct Scratch {
     float* next;
@@ -45,6 +44,11 @@ INLINE float from_bfloat16(uint16_t x) {
     float y;
     memcpy(&y, &wide, 4);
     return y;
+}
+
+// Above this attention of a key, a block of the coarsest level may have half of the attention.
+INLINE float sharp_attention(const Problem& p) {
+    return 0.5f / (float)((int64_t)1 << (p.levels - 1));
 }
 
 // What a level's dot products count for.

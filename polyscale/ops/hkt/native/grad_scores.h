@@ -5,10 +5,11 @@
 // the gradient of the output (g = i * grad_output), so that
 //     grad_value = e^T g,    grad_score = e * (g value^T - delta),    delta = g . output.
 // The gradients of a row of scores sum to zero. So its query's gradient may take the keys less
-// one and the same vector: what all keys share would only leave rounding errors. And where one key
-// has most of the attention, the gradient of its score, a small difference of large numbers, is
-// set to what makes the sum zero. The same at every level: in the dominant key's block there may be
-// another key with much of the attention, and the two cancel.
+// one and the same vector: what all keys share would only leave rounding errors. And where one key,
+// or its block at some level, has most of the attention, the gradient of its score, a small
+// difference of large numbers, is set to what makes the sum zero. Where it has not, that is as good
+// as the difference, so that all rows in which some block may are treated alike: sharp rows, with a
+// dominant key, the first of those with the largest score.
 #pragma once
 #include "exact.h"
 
@@ -26,6 +27,7 @@ struct BackwardScratch {
     float* shared[MAX_LEVELS];                      // by the sequence's keys, [width]
     float* centred;                                 // keys of a tile less what they share
     float *largest, *inverse, *missing, *delta;     // per query
+    float sharp_attention;
     float* dominant;                                // per query: number of a key, or -1
     // Per query: sums of gradients of scores, in the dominant key's block of a level but not in its
     // block of the level below, and outside of all.
@@ -35,6 +37,7 @@ struct BackwardScratch {
     float longest_key[MAX_LEVELS];
 
     float* reserve(const Problem& p, Scratch scratch) {
+        sharp_attention = ::sharp_attention(p);
         tile.reserve(p, scratch);
         exact.reserve(p, scratch);
         exact_by_value.reserve(scratch, p.value_width, 0);
@@ -110,13 +113,14 @@ struct KeepGradScores {
 static void correct_others(BackwardScratch& my, int64_t first_key) {
     const Level& fine = my.tile.level[0];
     for (int64_t m = 0; m < fine.pitch; m += WIDTH) {
-        const Integers sharp = (Integers)(load(my.inverse + m) > splat(SHARP));
+        const Integers sharp = (Integers)(load(my.inverse + m) > splat(my.sharp_attention));
         const Vector missing = load(my.missing + m);
         Vector found = load(my.dominant + m);
         for (int64_t key = 0; key < fine.key_count; key++) {
             float* at = my.weights + key * fine.pitch + m;
             const Vector weight = load(at);
-            const Integers here = sharp & (Integers)(weight == splat(1.0f));
+            const Integers here = sharp & (Integers)(weight == splat(1.0f)) &
+                                  (Integers)(found < splat(0.0f));
             found = choose(here, splat((float)(first_key + key)), found);
             store(at, choose(here, weight, weight - missing * weight));
         }
@@ -205,8 +209,7 @@ static void leave_out_block(BackwardScratch& my, int64_t first_key, int64_t leve
     const Level& fine = my.tile.level[0];
     for (int64_t m = 0; m < fine.query_count; m++) {
         const int64_t key = (int64_t)my.dominant[m];
-        if (!(my.inverse[m] > SHARP) || key < first_key || key >= first_key + fine.key_count)
-            continue;
+        if (key < first_key || key >= first_key + fine.key_count) continue;
         const int64_t first = (key >> level << level) - first_key;
         const int64_t end = least(first + ((int64_t)1 << level), fine.key_count);
         float sum = 0.0f;
