@@ -80,14 +80,10 @@ static void backward_queries(const Problem& p, const Sequence& s, BackwardScratc
     memcpy(my.largest, p.statistics + row, (size_t)count * sizeof(float));
     memcpy(my.inverse, p.statistics + all + row, (size_t)count * sizeof(float));
     memcpy(my.missing, p.statistics + 2 * all + row, (size_t)count * sizeof(float));
-    my.tile.set_queries(p, s, first, count, my.plain);
+    my.tile.set_queries(p, s, first, count, my.queries);
     my.exact.packed = false;
-    for (int64_t l = 0; l < p.levels; l++) {
-        const int64_t rows = at_level(count, l);
-        copy_rows(p, p.query[l], s, l, first >> l, rows, rows, p.width,
-                  (float)score_factor(p, s, l), nullptr, my.queries[l]);
-        memset(my.grad_queries[l], 0, (size_t)(rows * width) * sizeof(float));
-    }
+    for (int64_t l = 0; l < p.levels; l++)
+        memset(my.grad_queries[l], 0, (size_t)(at_level(count, l) * width) * sizeof(float));
     const Rows grad = copy_rows(p, p.grad_output, s, 0, first, count, count, p.value_width, 1.0f,
                                 my.inverse, my.grad_output);
     const Rows output = copy_rows(p, p.output, s, 0, first, count, count, p.value_width, 1.0f,

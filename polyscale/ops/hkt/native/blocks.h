@@ -345,14 +345,14 @@ struct Tile {
         }
     }
 
-    // `plain` is scratch for the queries before they are transposed.
+    // `plain`, per level: where to put the queries before they are transposed.
     void set_queries(const Problem& p, const Sequence& s, int64_t first, int64_t count,
-                     float* plain) {
+                     float* const* plain) {
         first_query = first, query_count = count;
         for (int64_t l = 0; l < p.levels; l++) {
             const int64_t rows = at_level(count, l);
             const Rows q = copy_rows(p, p.query[l], s, l, first >> l, rows, rows, p.width,
-                                     (float)score_factor(p, s, l), nullptr, plain);
+                                     (float)score_factor(p, s, l), nullptr, plain[l]);
             transpose(q, rows, p.width, padded(rows), packed[l]);
             longest_query[l] = longest_row(q, rows, p.width);
         }

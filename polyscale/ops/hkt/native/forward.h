@@ -163,7 +163,9 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
     const int64_t first = block * QUERY_BLOCK, count = least(QUERY_BLOCK, s.length - first);
     const int64_t value_pitch = row_pitch(p.value_width);
     Tile& tile = my.tile;
-    tile.set_queries(p, s, first, count, my.plain);
+    float* plain[MAX_LEVELS];
+    for (float*& each : plain) each = my.plain;  // one level after the other
+    tile.set_queries(p, s, first, count, plain);
     for (int64_t m = 0; m < QUERY_BLOCK; m++)
         my.largest[m] = -INFINITE, my.sum[m] = 0.0f, my.dominant[m] = -1.0f;
     memset(my.output, 0, (size_t)(QUERY_BLOCK * value_pitch) * sizeof(float));
