@@ -18,7 +18,17 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from polyscale.bench.hkt_accuracy import compare_accuracy
-from polyscale.bench.hkt_limits import attention_flops, bytes_per_token, step_flops, time_by_part
+from polyscale.bench.hkt_limits import (
+    STEP_HEADS,
+    STEP_LAYERS,
+    STEP_WIDTH,
+    attention_flops,
+    bytes_per_token,
+    peak_rates,
+    step_flops,
+    step_limit,
+    time_by_part,
+)
 from polyscale.bench.hkt_report import draw, to_markdown
 from polyscale.bench.peers import compare_with_peers
 from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
@@ -152,7 +162,12 @@ def compare_training(batch: int, length: int, rounds: int = 9) -> Row:
     steps: dict[str, Callable[[], object]] = {}
     for name, levels in (("hkt", LEVELS), ("standard", 1)):
         model = HKTForCausalLM(
-            HKTConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, levels=levels)
+            HKTConfig(
+                hidden_size=STEP_WIDTH,
+                num_hidden_layers=STEP_LAYERS,
+                num_attention_heads=STEP_HEADS,
+                levels=levels,
+            )
         ).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
@@ -163,6 +178,7 @@ def compare_training(batch: int, length: int, rounds: int = 9) -> Row:
 
         steps[name] = step
     seconds = best_seconds(steps, rounds)
+    peak = peak_rates()
     flops = {"hkt": step_flops(batch, length, LEVELS), "standard": step_flops(batch, length, 1)}
     return {
         "batch": batch,
@@ -171,6 +187,8 @@ def compare_training(batch: int, length: int, rounds: int = 9) -> Row:
         "standard_seconds": seconds["standard"],
         "ratio": seconds["hkt"] / seconds["standard"],
         "flop_ratio": flops["hkt"] / flops["standard"],
+        "limit_ratio": step_limit(batch, length, LEVELS, seconds["standard"], peak),
+        "peak": peak,
         "hkt_gigaflops": flops["hkt"] / seconds["hkt"] / 1e9,
         "standard_gigaflops": flops["standard"] / seconds["standard"] / 1e9,
         "hkt_parts": time_by_part(steps["hkt"]),

@@ -5,8 +5,13 @@ from typing import Any
 
 import torch
 
+from polyscale.bench.timing import best_seconds
 from polyscale.ops.hkt.cost import score_flop_ratio
 from polyscale.ops.hkt.layout import level_length
+
+# The model of `compare_training`.
+STEP_WIDTH, STEP_HEADS, STEP_LAYERS = 256, 4, 2
+_VOCABULARY = 259
 
 
 def attention_flops(shape: tuple[int, int, int, int], grad: bool, levels: int) -> float:
@@ -32,19 +37,62 @@ def step_flops(batch: int, length: int, levels: int) -> float:
 
 def step_flops_by_part(batch: int, length: int, levels: int) -> dict[str, float]:
     """The same, named as the parts of `time_by_part`."""
-    width, heads, layers, vocabulary = 256, 4, 2, 259
-    coarse = sum(level_length(length, level) for level in range(1, levels))
-    square = 2 * batch * width * width
-    products = layers * square * (12 * length + 2 * coarse)
-    products += 2 * batch * length * width * vocabulary
-    shape = (batch, heads, length, width // heads)
-    forward = layers * attention_flops(shape, grad=False, levels=levels)
-    both = layers * attention_flops(shape, grad=True, levels=levels)
+    square = 2 * batch * STEP_WIDTH * STEP_WIDTH
+    products = STEP_LAYERS * square * (12 * length + 2 * _coarse_length(length, levels))
+    products += 2 * batch * length * STEP_WIDTH * _VOCABULARY
+    shape = (batch, STEP_HEADS, length, STEP_WIDTH // STEP_HEADS)
+    forward = STEP_LAYERS * attention_flops(shape, grad=False, levels=levels)
+    both = STEP_LAYERS * attention_flops(shape, grad=True, levels=levels)
     return {
         "attention forward": forward,
         "attention backward": both - forward,
         "matrix products": 3 * products,
     }
+
+
+def downsampling_bytes(batch: int, length: int, levels: int) -> int:
+    """What the downsampling of a step must read and write; its few products are free beside that.
+
+    Forward: the input, and the coarse levels. Backward: both again with their gradients, and the
+    sum of the gradients.
+    """
+    coarse = _coarse_length(length, levels)
+    rows = 4 * length + 3 * coarse if coarse else 0
+    return 4 * STEP_LAYERS * batch * rows * STEP_WIDTH
+
+
+def peak_rates() -> dict[str, float]:
+    """GFLOP/s of a large matrix product and GB/s, read and written, of a large copy, here and now.
+
+    Example:
+        >>> sorted(peak_rates())
+        ['gigabytes_per_second', 'gigaflops']
+    """
+    a, b, c = (torch.ones(2048, 2048) for _ in range(3))
+    x, y = torch.ones(2**24), torch.ones(2**24)
+    seconds = best_seconds({"product": lambda: torch.mm(a, b, out=c), "copy": lambda: y.copy_(x)})
+    return {
+        "gigaflops": 2 * 2048**3 / seconds["product"] / 1e9,
+        "gigabytes_per_second": 2 * 4 * 2**24 / seconds["copy"] / 1e9,
+    }
+
+
+def step_limit(
+    batch: int, length: int, levels: int, standard_seconds: float, peak: dict[str, float]
+) -> float:
+    """The least ratio to a standard step: its time, and what HKT adds at the machine's peak rates.
+
+    That is its products and its downsampling. Adding coarse scores to fine ones and pooling their
+    gradients is not in it.
+    """
+    extra = step_flops(batch, length, levels) - step_flops(batch, length, 1)
+    seconds = extra / peak["gigaflops"] / 1e9
+    seconds += downsampling_bytes(batch, length, levels) / peak["gigabytes_per_second"] / 1e9
+    return 1 + seconds / standard_seconds
+
+
+def _coarse_length(length: int, levels: int) -> int:
+    return sum(level_length(length, level) for level in range(1, levels))
 
 
 def bytes_per_token(model: Any, context: int) -> int:
@@ -69,8 +117,11 @@ _PARTS = {
 }
 
 
-def time_by_part(step: Callable[[], object], rounds: int = 3) -> dict[str, float]:
-    """Seconds of one step in attention, downsampling, matrix products and all the rest."""
+def time_by_part(step: Callable[[], object], rounds: int = 9) -> dict[str, float]:
+    """Seconds of a step in attention, downsampling, matrix products and all the rest.
+
+    Each part is the best of all rounds.
+    """
     activity = torch.profiler.ProfilerActivity.CPU
     best: dict[str, float] = {}
     for _ in range(rounds):
@@ -80,6 +131,5 @@ def time_by_part(step: Callable[[], object], rounds: int = 3) -> dict[str, float
         for event in profile.key_averages():
             names = (part for part, starts in _PARTS.items() if event.key.startswith(starts))
             found[next(names, "the rest")] += event.self_cpu_time_total / 1e6
-        if not best or sum(found.values()) < sum(best.values()):
-            best = found
+        best = {part: min(time, best.get(part, time)) for part, time in found.items()}
     return best

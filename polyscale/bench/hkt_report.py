@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyscale.bench.hkt_accuracy import accuracy_lines
-from polyscale.bench.hkt_limits import step_flops_by_part
+from polyscale.bench.hkt_limits import downsampling_bytes, step_flops_by_part
 from polyscale.bench.peers import peer_lines
 from polyscale.bench.timing import milliseconds
 
@@ -56,41 +56,36 @@ def to_markdown(result: dict[str, Any]) -> str:
         "",
         f"## A training step of a small transformer, {result['levels']} levels against one",
         "",
-        f"Asked for: at most {TRAINING_BAR}. FLOPs: the ratio of the matrix products alone, what a "
-        "step would cost if everything else were free. Of several fresh processes the one with the "
-        "median ratio, and the range. "
+        f"Asked for: at most {TRAINING_BAR}. Of several fresh processes the one with the median "
+        "ratio, and the range. Limit: the standard step, and what HKT adds to it (products, and "
+        "downsampling) at the rates of a large matrix product and a large copy, taken in turn. "
         + (
             "Freed memory is kept for the next tensor, as in `polyscale train`."
             if about["keeps_freed_memory"]
             else "Freed memory goes back to the system."
         ),
         "",
-        "| batch | T | HKT | standard | ratio | range | FLOPs | HKT GFLOP/s | standard GFLOP/s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| batch | T | HKT | standard | ratio | range | limit | products alone |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in result["training"]:
         lines.append(
             f"| {row['batch']} | {row['length']:,} | {milliseconds(row['hkt_seconds'])} | "
-            f"{milliseconds(row['standard_seconds'])} | {row['ratio']:.2f} | "
-            f"{min(row['ratios']):.2f} to {max(row['ratios']):.2f} | "
-            f"{row['flop_ratio']:.2f} | {row['hkt_gigaflops']:.0f} | "
-            f"{row['standard_gigaflops']:.0f} |"
+            f"{milliseconds(row['standard_seconds'])} | {row['ratio']:.3f} | "
+            f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f} | "
+            f"{row['limit_ratio']:.3f} | {row['flop_ratio']:.3f} |"
         )
-    lines += ["", "Where the time of such a step goes (profiled, one step):", ""]
-    parts = list(result["training"][0]["hkt_parts"])
-    lines += [f"| T | levels | {' | '.join(parts)} |", "|---" * (len(parts) + 2) + "|"]
-    for row in result["training"]:
-        for name, levels in (("hkt", result["levels"]), ("standard", 1)):
-            times = " | ".join(milliseconds(row[f"{name}_parts"][part]) for part in parts)
-            lines.append(f"| {row['length']:,} | {levels} | {times} |")
     lines += [
         "",
-        f"How far that is from its limit, {result['levels']} levels over one: measured (products "
-        "alone).",
+        "Where the time of such a step goes (profiled, each part the best of several steps), and "
+        "at what rate. Products: by what factor HKT has more of them.",
         "",
-        "| T | attention forward | attention backward | matrix products |",
-        "|---|---|---|---|",
-        *(_ratios_by_part(row, result["levels"]) for row in result["training"]),
+        "| T | part | HKT | standard | ratio | products | HKT rate | standard rate | peak |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["training"]:
+        lines += _rates_by_part(row, result["levels"])
+    lines += [
         "",
         "## Decoding with a cache, tokens per second",
         "",
@@ -122,14 +117,29 @@ def to_markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _ratios_by_part(row: dict[str, Any], levels: int) -> str:
-    flops, flat = (step_flops_by_part(row["batch"], row["length"], n) for n in (levels, 1))
-    cells = [
-        f"{row['hkt_parts'][part] / row['standard_parts'][part]:.2f} "
-        f"({flops[part] / flat[part]:.2f})"
-        for part in flops
-    ]
-    return f"| {row['length']:,} | {' | '.join(cells)} |"
+def _rates_by_part(row: dict[str, Any], levels: int) -> list[str]:
+    batch, length = row["batch"], row["length"]
+    flops, flat = (step_flops_by_part(batch, length, n) for n in (levels, 1))
+    lines = []
+    for part, seconds in row["hkt_parts"].items():
+        standard = row["standard_parts"][part]
+        cells = [f"{length:,}", part, milliseconds(seconds), milliseconds(standard)]
+        if part in flops:
+            cells += [
+                f"{seconds / standard:.2f}",
+                f"{flops[part] / flat[part]:.2f}",
+                f"{flops[part] / seconds / 1e9:.0f} GFLOP/s",
+                f"{flat[part] / standard / 1e9:.0f} GFLOP/s",
+                f"{row['peak']['gigaflops']:.0f} GFLOP/s",
+            ]
+        elif part == "downsampling":
+            rate = downsampling_bytes(batch, length, levels) / seconds / 1e9
+            peak = row["peak"]["gigabytes_per_second"]
+            cells += ["", "", f"{rate:.0f} GB/s", "", f"{peak:.0f} GB/s"]
+        else:
+            cells += [""] * 5
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from polyscale.bench.hkt_accuracy import (
     accuracy_lines,
     compare_accuracy,
 )
+from polyscale.bench.hkt_limits import downsampling_bytes, step_flops, step_limit
 from polyscale.bench.peers import peers, positions_seen
 from polyscale.bench.timing import (
     added_memory,
@@ -99,6 +101,7 @@ def test_every_measurement_of_hkt_gives_a_row():
     assert training["ratio"] > 0
     # Two of twelve squares more for three quarters of the tokens: 1.125, attention and head aside.
     assert 1.1 < training["flop_ratio"] < 1.15
+    assert training["limit_ratio"] > 1.0
     assert training["hkt_parts"].keys() == training["standard_parts"].keys()
     assert training["hkt_parts"]["matrix products"] > 0
     training = hkt.training_of_processes(1, 16, rounds=1, processes=3)
@@ -109,6 +112,17 @@ def test_every_measurement_of_hkt_gives_a_row():
     assert 0.7 < decoding["bandwidth_ratio"] < 1
     layers = {row["layer"]: row for row in hkt.compare_layers(1024, rounds=1)}
     assert layers["HKT, 3 levels"]["positions_seen"] == 1.0
+
+
+def test_the_limit_of_a_step_is_its_products_and_what_downsampling_moves():
+    products, bytes_moved = step_flops(2, 64, 1), 4 * 2 * 2 * (4 * 64 + 3 * 48) * 256
+    assert downsampling_bytes(2, 64, 3) == bytes_moved
+    assert downsampling_bytes(2, 64, 1) == 0
+    # A machine whose standard step runs at its peak and takes a second, and one slow to move bytes.
+    quick = {"gigaflops": products / 1e9, "gigabytes_per_second": math.inf}
+    slow = {"gigaflops": math.inf, "gigabytes_per_second": bytes_moved / 1e9}
+    assert step_limit(2, 64, 3, 1.0, quick) == pytest.approx(step_flops(2, 64, 3) / products)
+    assert step_limit(2, 64, 3, 1.0, slow) == pytest.approx(2.0)
 
 
 def test_an_unknown_benchmark_is_refused():
