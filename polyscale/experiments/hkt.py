@@ -55,8 +55,8 @@ _ABLATIONS: dict[str, dict[str, Any]] = {
     "standard-filter": {"downsampling": "dense", "filter_width": 4},
     "hkt-filter": {"filter_width": 4, "values": "fine"},
 }
-# A filter of level 0 as wide as those between levels, without levels and with them, tells what comes
-# from convolution and what from scale: that takes all seeds.
+# A filter of level 0 as wide as those between levels, without levels and with them, tells what
+# comes from convolution and what from scale: that takes all seeds.
 _FILTERS = ("standard-filter", "hkt-filter")
 
 
@@ -157,6 +157,7 @@ def hkt_markdown(
             f"{cells['score']} | {cells['difference']} | {cells['majority']} | "
             f"{_PAPER[task][0]:,} | {' | '.join(_PAPER[task][1:])} |"
         )
+    lines += _filter_lines(results)
     lines += ["", "## Every variant", ""]
     for task, comparison in comparisons.items():
         lines += [f"### {task}", "", comparison.to_markdown_table(), ""]
@@ -175,6 +176,31 @@ def hkt_markdown(
     seconds = sum(result.seconds for result in results)
     lines += ["", f"{len(results)} runs, {seconds / 3600:.1f} hours in all."]
     return "\n".join(lines) + "\n"
+
+
+def _filter_lines(results: Sequence[RunResult]) -> list[str]:
+    """What the levels add where standard attention has a causal filter of the input, too."""
+    rows = []
+    for task in HKT_TASKS:
+        runs = [run for run in results if run.task == task and run.model in _FILTERS]
+        if {run.model for run in runs} == set(_FILTERS):
+            comparison = Comparison.from_results(runs, baseline=_FILTERS[0])
+            standard, cells = (comparison.cells(model) for model in _FILTERS)
+            rows.append(
+                f"| {task} | {cells['seeds']} | {standard['score']} | {cells['score']} | "
+                f"{cells['difference']} |"
+            )
+    if not rows:
+        return []
+    return [
+        "",
+        "With one causal filter of level 0 in both, as wide as those between levels: what is left "
+        "is the gain of scale.",
+        "",
+        "| task | seeds | standard-filter | hkt-filter | gain |",
+        "|---|---|---|---|---|",
+        *rows,
+    ]
 
 
 def _ablation(task: str, name: str, change: dict[str, Any], size: str, seed: int) -> RunConfig:

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from filelock import FileLock
@@ -41,6 +42,25 @@ def test_a_reproduction_brings_its_tables_up_to_date_after_every_run(tmp_path, m
     }
 
 
+def test_filters_in_both_models_stand_in_a_table_of_their_own(tmp_path):
+    plain = [run.config for run in plan_comparison(SMALL, ["standard", "hkt"], [0], levels=2)]
+    runs = [
+        PlannedRun("listops", replace(config, name=f"{config.name}-filter")) for config in plain
+    ]
+    first = [PlannedRun("listops", plain[0]), runs[0]]
+    reproduction.reproduce(first, tmp_path, command="x", progress=False)
+    assert "| standard-filter | hkt-filter |" not in (tmp_path / "RESULTS.md").read_text("utf-8")
+    reproduction.reproduce(runs, tmp_path, command="x", progress=False, resume=True)
+    text = (tmp_path / "RESULTS.md").read_text("utf-8")
+    results = json.loads((tmp_path / "results.json").read_text())["runs"]
+    score = {run["model"]: run["test_accuracy"] for run in results}
+    row = re.search(r"hkt-filter \| gain \|\n.*\n\| listops \| 0 \| (.*?)% \| (.*?)% \|", text)
+    assert row is not None
+    assert [float(cell) for cell in row.groups()] == [
+        round(score[model], 1) for model in ("standard-filter", "hkt-filter")
+    ]
+
+
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
     first, second = (
         PlannedRun("listops", run.config)
@@ -68,7 +88,11 @@ def test_the_plan_of_the_paper_has_every_seed_and_every_ablation():
     }
     for table in ("imdb-char", "listops", "scifar10"):
         names = {run.config.name for run in paper if run.table == table}
-        assert len(names) == 2 + 11
+        assert len(names) == 2 + 12
+    filters = {"standard-filter", "hkt-filter"}
+    ablations = [run.config for run in cpu[len(main) :]]
+    assert {run.name for run in ablations if run.seed > 0} == filters
+    assert sum(run.name in filters for run in ablations) == 2 * 3
     for what, preset in (("gpt", "cpu"), ("hkt", "gpu")):
         with pytest.raises(ValueError, match="takes one of"):
             plan(what, preset)
