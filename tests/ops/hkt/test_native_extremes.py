@@ -225,6 +225,27 @@ def test_equal_keys_share_nearly_all_the_attention(levels):
             assert_native_equals_the_reference(case, causal=causal)
 
 
+@every_variant
+@pytest.mark.parametrize("levels", [2, 3, 5])
+def test_equal_keys_far_apart_share_nearly_all_the_attention(levels, instructions, monkeypatch):
+    # So far that the kernel meets them in different tiles.
+    monkeypatch.setattr(library, "instructions", instructions)
+    places = [60, 300, 450]
+    for gap in (2.0, 4.0, 8.0):
+        case = random_case(500, levels, batch=1, head_dim=16, value_dim=16, dtype=torch.float32)
+        with_dominant_key(case, places, gap)
+        with torch.no_grad():
+            case[1][0][:, :, places] = (
+                case[1][0][:, :, :1]
+                .clone()
+                .index_fill_(3, torch.tensor([0]), gap / float(case[3].flatten()[0]))
+            )
+            for coarse in case[1][1:]:
+                coarse.zero_()
+        for causal in (True, False):
+            assert_native_equals_the_reference(case, causal=causal)
+
+
 @pytest.mark.parametrize("length", [1, 2, 100, 193, 500])
 @pytest.mark.parametrize("gap", [4.0, 17.0, 30.0])
 def test_every_query_has_a_dominant_key_of_its_own(length, gap):
