@@ -225,25 +225,56 @@ def test_equal_keys_share_nearly_all_the_attention(levels):
             assert_native_equals_the_reference(case, causal=causal)
 
 
+def with_equal_keys_far_apart(levels, gap):
+    """So far that the kernel meets them in different tiles."""
+    case = random_case(500, levels, batch=1, head_dim=16, value_dim=16, dtype=torch.float32)
+    places = [60, 300, 450]
+    with_dominant_key(case, places, gap)
+    with torch.no_grad():
+        case[1][0][:, :, places] = case[1][0][:, :, :1]
+        case[1][0][:, :, places, 0] = gap / case[3].flatten()[0]
+        for coarse in case[1][1:]:
+            coarse.zero_()
+    return case
+
+
 @every_variant
 @pytest.mark.parametrize("levels", [2, 3, 5])
 def test_equal_keys_far_apart_share_nearly_all_the_attention(levels, instructions, monkeypatch):
-    # So far that the kernel meets them in different tiles.
     monkeypatch.setattr(library, "instructions", instructions)
-    places = [60, 300, 450]
-    for gap in (2.0, 4.0, 8.0):
-        case = random_case(500, levels, batch=1, head_dim=16, value_dim=16, dtype=torch.float32)
-        with_dominant_key(case, places, gap)
-        with torch.no_grad():
-            case[1][0][:, :, places] = (
-                case[1][0][:, :, :1]
-                .clone()
-                .index_fill_(3, torch.tensor([0]), gap / float(case[3].flatten()[0]))
-            )
-            for coarse in case[1][1:]:
-                coarse.zero_()
-        for causal in (True, False):
-            assert_native_equals_the_reference(case, causal=causal)
+    for gap, causal in itertools.product((2.0, 4.0, 8.0), (True, False)):
+        case = with_equal_keys_far_apart(levels, gap)
+        assert_native_equals_the_reference(case, causal=causal)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 5])
+def test_what_is_not_covered_errs_by_little_more(levels):
+    # docs/hkt.md, "Accuracy": large scores that several keys share.
+    for causal in (True, False):
+        for seed, gap in itertools.product(range(3), (12.0, 16.0, 20.0)):
+            values, by_own_size, _ = errors(with_dominant_block(levels, gap, seed=seed), causal)
+            assert values <= 4e-6
+            assert by_own_size <= 1e-4
+        for gap in (12.0, 16.0, 20.0):
+            near = with_dominant_block(levels, gap, equal=True)
+            for case in (near, with_equal_keys_far_apart(levels, gap)):
+                _, _, by_largest = errors(case, causal)
+                assert by_largest <= 1e-4
+
+
+def errors(case, causal):
+    """Of values, of the gradients each by its own size, and by that of the largest."""
+    exact_case = in_double(case)
+    exact = ps.hkt_attention(*exact_case, causal=causal, impl="reference")
+    output = ps.hkt_attention(*case, causal=causal, impl="native")
+    expected = gradients(exact, exact_case)
+    size = max(gradient.abs().max().item() for gradient in expected)
+    pairs = list(zip(gradients(output, case), expected, strict=True))
+    return (
+        error(output, exact),
+        max(error(*pair) for pair in pairs),
+        max(error(*pair, size) for pair in pairs),
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 100, 193, 500])
