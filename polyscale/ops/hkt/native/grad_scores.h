@@ -5,11 +5,11 @@
 // the gradient of the output (g = i * grad_output), so that
 //     grad_value = e^T g,    grad_score = e * (g value^T - delta),    delta = g . output.
 // The gradients of a row of scores sum to zero. So its query's gradient may take the keys less
-// one and the same vector: what all keys share would only leave rounding errors. And where one key,
-// or its block at some level, has most of the attention, the gradient of its score, a small
-// difference of large numbers, is set to what makes the sum zero. Where it has not, that is as good
-// as the difference, so that all rows in which some block may are treated alike: sharp rows, with a
-// dominant key, the first of those with the largest score.
+// one and the same vector: what all keys share would only leave rounding errors. And where the key with
+// the largest score (the first of them), or its block at some level, has most of the attention, the
+// gradient of its score, a small difference of large numbers, is set to what makes the sum zero.
+// That is done in all rows where such a block may have half: where it has less, the sum of the others
+// is as good as the difference, and a block without that key cannot have so much that little is left.
 #pragma once
 #include "exact.h"
 
