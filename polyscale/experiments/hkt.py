@@ -193,8 +193,8 @@ def _filter_lines(results: Sequence[RunResult]) -> list[str]:
         return []
     return [
         "",
-        "With one causal filter of level 0 in both, as wide as those between levels: what is left "
-        "is the gain of scale.",
+        "With one causal filter of level 0 in both, as wide as those between levels, and values of "
+        "the fine level: what levels add to it.",
         "",
         "| task | seeds | standard-filter | hkt-filter | gain |",
         "|---|---|---|---|---|",
