@@ -42,20 +42,27 @@ static float* grad_key_row(const Problem& p, const Sequence& s, const Partial& t
 }
 
 // The median of three keys, channel by channel: near what all keys share, and no single key can
-// pull it away.
+// pull it away. And the key that occurs most often, if any does twice.
 static void set_shared(const Problem& p, const Sequence& s, BackwardScratch& my) {
     for (int64_t l = 0; l < p.levels; l++) {
         const int64_t count = at_level(s.length, l);
+        my.centres[l] = 1, my.longest_key[l] = 0.0f;
         for (int64_t i = 1; i <= 3; i++)
             copy_rows(p, p.key[l], s, l, i * count / 4, 1, 1, p.width, 1.0f, nullptr,
                       my.centred + (i - 1) * row_pitch(p.width));
         const float *a = my.centred, *b = a + row_pitch(p.width), *c = b + row_pitch(p.width);
         for (int64_t d = 0; d < p.width; d++) {
             const float low = a[d] < b[d] ? a[d] : b[d], high = a[d] < b[d] ? b[d] : a[d];
-            my.shared[l][d] = c[d] < low ? low : c[d] < high ? c[d] : high;
+            my.shared[MEDIAN][l][d] = c[d] < low ? low : c[d] < high ? c[d] : high;
         }
+        if (p.bfloat16) continue;
         const Rows keys = view_rows(p, p.key[l], s, l, 0, 0, p.width, false, my.centred);
-        my.longest_key[l] = p.bfloat16 ? 0.0f : longest_row(keys, count, p.width);
+        my.longest_key[l] = longest_row(keys, count, p.width);
+        const int64_t common = my.equal_keys.most_common(keys, count, p.width);
+        if (common < 0) continue;
+        my.centres[l] = 2;
+        memcpy(my.shared[COMMON][l], keys.data + common * keys.pitch,
+               (size_t)p.width * sizeof(float));
     }
 }
 
@@ -82,8 +89,11 @@ static void backward_queries(const Problem& p, const Sequence& s, BackwardScratc
     memcpy(my.missing, p.statistics + 2 * all + row, (size_t)count * sizeof(float));
     my.tile.set_queries(p, s, first, count, my.queries);
     my.exact.packed = false;
-    for (int64_t l = 0; l < p.levels; l++)
-        memset(my.grad_queries[l], 0, (size_t)(at_level(count, l) * width) * sizeof(float));
+    for (int64_t l = 0; l < p.levels; l++) {
+        for (int c = 0; c < my.centres[l]; c++)
+            memset(my.grad_queries[c][l], 0, (size_t)(at_level(count, l) * width) * sizeof(float));
+        memset(my.balance[l], 0, QUERY_BLOCK * sizeof(float));
+    }
     const Rows grad = copy_rows(p, p.grad_output, s, 0, first, count, count, p.value_width, 1.0f,
                                 my.inverse, my.grad_output);
     const Rows output = copy_rows(p, p.output, s, 0, first, count, count, p.value_width, 1.0f,
@@ -143,7 +153,9 @@ static void add_dominant(const Problem& p, const Sequence& s, BackwardScratch& m
                 view_rows(p, p.key[l], s, l, key >> l, 1, p.width, false, my.centred);
             const int64_t row = (m >> l) * row_pitch(p.width);
             const float gradient = (float)(-factor * others[l]);
-            add_scaled(my.grad_queries[l] + row, keys.data, my.shared[l], gradient, p.width);
+            for (int c = 0; c < my.centres[l]; c++)
+                add_scaled(my.grad_queries[c][l] + row, keys.data, my.shared[c][l], gradient,
+                           p.width);
             add_scaled(grad_key_row(p, s, to, l, key >> l), my.queries[l] + row, nullptr, gradient,
                        p.width);
         }
@@ -153,6 +165,8 @@ static void add_dominant(const Problem& p, const Sequence& s, BackwardScratch& m
 static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
                           int64_t keys, bool exact, bool sharp, const Partial& to) {
     const Level by_value = set_weights(p, s, my, key, keys, exact, sharp);
+    for (int64_t l = 0; l < p.levels; l++)
+        if (my.centres[l] > COMMON) weigh_common(my, l, p.width);
     const Level& fine = my.tile.level[0];
     const int64_t value_pitch = to.value ? p.value_width : p.grad_value.row;
     float* grad_value = to.value ? to.value + key * p.value_width
@@ -183,10 +197,12 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
                     grad_key_row(p, s, to, l, key >> l), key_pitch, my.sums);
         const int64_t diagonal = -here.ahead;
         const int64_t width = row_pitch(p.width);
-        centre(here, my.shared[l], p.width, my.centred);
-        product<true>(grad_scores, here.pitch, here.query_count, here.key_count, my.centred, width,
-                      my.grad_queries[l], width, padded(p.width), nullptr,
-                      p.causal ? &diagonal : nullptr);
+        for (int c = 0; c < my.centres[l]; c++) {
+            centre(here, my.shared[c][l], p.width, my.centred);
+            product<true>(grad_scores, here.pitch, here.query_count, here.key_count, my.centred,
+                          width, my.grad_queries[c][l], width, padded(p.width), nullptr,
+                          p.causal ? &diagonal : nullptr);
+        }
     }
     if (sharp) add_outside(my);
 }
@@ -229,7 +245,7 @@ static void backward_part(const Problem* problem, const Sequence* sequence, int6
             const Rows query = view_rows(p, p.query[l], s, l, first >> l, at_level(count, l),
                                          p.width, false, my.plain);
             for (int64_t m = 0; m < at_level(count, l); m++) {
-                const float* grad = my.grad_queries[l] + m * width;
+                const float* grad = my.grad_queries[best_centre(my, l, m)][l] + m * width;
                 // The weight of a level times its scores: the same sum, without the weight.
                 if (!from_scores)
                     grad_weights[l] += dot(grad, query.data + m * query.pitch, p.width) * p.scale;

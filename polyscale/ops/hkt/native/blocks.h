@@ -150,7 +150,10 @@ INLINE void product_tile(const float* const* rows, int64_t pitch, int64_t count,
     // number of blocks, not with their product.
     Vector acc[R][C];
     for (int r = 0; r < R; r++)
-        for (int j = 0; j < C; j++) acc[r][j] = splat(0.0f);
+        for (int j = 0; j < C; j++) {
+            acc[r][j] = splat(0.0f);
+            if (!TRANSPOSED) __builtin_prefetch(c + r * c_pitch + j * WIDTH, 1);
+        }
     multiply<R, C, TRANSPOSED>(acc, count, rows, pitch, b, b_pitch);
     for (int r = 0; r < R; r++)
         for (int j = 0; j < C; j++) {

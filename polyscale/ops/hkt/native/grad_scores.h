@@ -5,13 +5,65 @@
 // the gradient of the output (g = i * grad_output), so that
 //     grad_value = e^T g,    grad_score = e * (g value^T - delta),    delta = g . output.
 // The gradients of a row of scores sum to zero. So its query's gradient may take the keys less
-// one and the same vector: what all keys share would only leave rounding errors. And where the key with
+// one and the same vector: what all keys share would only leave rounding errors. Where there are equal
+// keys such a key is tried, too: the gradients of their scores may cancel but for little, and times
+// zero they leave no error. And where the key with
 // the largest score (the first of them), or its block at some level, has most of the attention, the
 // gradient of its score, a small difference of large numbers, is set to what makes the sum zero.
 // That is done in all rows where such a block may have half: where it has less, the sum of the others
 // is as good as the difference, and a block without that key cannot have so much that little is left.
 #pragma once
 #include "exact.h"
+
+// Which keys of a sequence occur more than once, bit for bit.
+struct EqualKeys {
+    int32_t *first, *times;  // [room], by hash: a key, or -1, and how many are equal to it
+    int64_t room;
+
+    void reserve(const Problem& p, Scratch& scratch) {
+        for (room = 16; room < 2 * p.length;) room *= 2;
+        first = (int32_t*)scratch.take(room);
+        times = (int32_t*)scratch.take(room);
+    }
+
+    // The key that occurs most often, or -1 if none does twice. Keys that differ in few channels may
+    // be missed: a search that takes long is given up.
+    int64_t most_common(Rows keys, int64_t count, int64_t width) {
+        enum { LONG = 16 };
+        int64_t slots = 16, found = -1, most_times = 1;
+        while (slots < 2 * count) slots *= 2;
+        memset(first, -1, (size_t)slots * sizeof(int32_t));
+        for (int64_t n = 0; n < count; n++) {
+            const float* key = keys.data + n * keys.pitch;
+            int64_t at = hash(key, width) & (slots - 1);
+            for (int tries = 0; tries < LONG; tries++, at = (at + 1) & (slots - 1)) {
+                if (first[at] < 0) {
+                    first[at] = (int32_t)n, times[at] = 1;
+                    break;
+                }
+                const float* other = keys.data + first[at] * keys.pitch;
+                if (memcmp(key, other, (size_t)width * sizeof(float))) continue;
+                if (++times[at] > most_times) most_times = times[at], found = first[at];
+                break;
+            }
+        }
+        return found;
+    }
+
+   private:
+    static int64_t hash(const float* key, int64_t width) {
+        uint64_t mixed = 0;
+        for (int64_t i = 0; i < 4; i++) {
+            uint32_t bits;
+            memcpy(&bits, key + i * (width - 1) / 3, 4);
+            mixed = (mixed ^ bits) * 0x9E3779B97F4A7C15u;
+        }
+        return (int64_t)(mixed >> 33);
+    }
+};
+
+// What keys are taken less of: the median of some, and the most common one if there are equal keys.
+enum { MEDIAN = 0, COMMON = 1, MAX_CENTRES = 2 };
 
 struct BackwardScratch {
     Tile tile;
@@ -22,9 +74,12 @@ struct BackwardScratch {
     float* grad_scores[MAX_LEVELS];
     float* weights;
     float* queries[MAX_LEVELS];                     // [queries][width] with scale and level weight
-    float* grad_queries[MAX_LEVELS];                // [queries][width] without
+    // [queries][width] without; by keys less each of the vectors in `shared`.
+    float* grad_queries[MAX_CENTRES][MAX_LEVELS];
     float *grad_output, *packed_grad, *packed_output, *values, *plain, *sums;
-    float* shared[MAX_LEVELS];                      // by the sequence's keys, [width]
+    float* shared[MAX_CENTRES][MAX_LEVELS];         // by the sequence's keys, [width]
+    int centres[MAX_LEVELS];                        // how many of them there are
+    float* balance[MAX_LEVELS];                     // per query, see weigh_common
     float* centred;                                 // keys of a tile less what they share
     float *largest, *inverse, *missing, *delta;     // per query
     float sharp_attention;
@@ -35,6 +90,7 @@ struct BackwardScratch {
     double *exact_sum, *exact_delta, *exact_row;    // per query
     double exact_products[MAX_LEVELS + 1];          // of gradients and scores from a level up
     float longest_key[MAX_LEVELS];
+    EqualKeys equal_keys;
 
     float* reserve(const Problem& p, Scratch scratch) {
         sharp_attention = ::sharp_attention(p);
@@ -46,8 +102,11 @@ struct BackwardScratch {
         for (int64_t l = 0; l < p.levels; l++) {
             grad_scores[l] = l ? tile.coarse[l] : weights;
             queries[l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
-            grad_queries[l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
-            shared[l] = scratch.take(width);
+            for (int c = 0; c < MAX_CENTRES; c++) {
+                grad_queries[c][l] = scratch.take(at_level(QUERY_BLOCK, l) * width);
+                shared[c][l] = scratch.take(width);
+            }
+            balance[l] = scratch.take(QUERY_BLOCK);
             near[l] = scratch.take(QUERY_BLOCK);
         }
         centred = scratch.take(KEY_BLOCK * width);
@@ -63,6 +122,7 @@ struct BackwardScratch {
         exact_sum = (double*)scratch.take(2 * QUERY_BLOCK);
         exact_delta = (double*)scratch.take(2 * QUERY_BLOCK);
         exact_row = (double*)scratch.take(2 * QUERY_BLOCK);
+        equal_keys.reserve(p, scratch);
         return scratch.next;
     }
 };
@@ -219,6 +279,29 @@ static void leave_out_block(BackwardScratch& my, int64_t first_key, int64_t leve
         }
         my.near[level][m] = sum;
     }
+}
+
+// Per query, the attention of all other keys less that of the most common one and its equals: below
+// zero where these may cancel.
+static void weigh_common(BackwardScratch& my, int64_t level, int64_t width) {
+    const Level &fine = my.tile.level[0], &here = my.tile.level[level];
+    for (int64_t n = 0; n < here.key_count; n++) {
+        const float* row = here.keys.data + n * here.keys.pitch;
+        const bool common = !memcmp(row, my.shared[COMMON][level], (size_t)width * sizeof(float));
+        const float sign = common ? -1.0f : 1.0f;
+        const int64_t end = least((n + 1) << level, fine.key_count);
+        for (int64_t key = n << level; key < end; key++)
+            for (int64_t m = 0; m < fine.query_count; m++)
+                my.balance[level][m] += sign * my.weights[key * fine.pitch + m];
+    }
+}
+
+// Of a query of some level: which of the gradients made with different centres to take.
+static int best_centre(const BackwardScratch& my, int64_t level, int64_t query) {
+    float sum = 0.0f;
+    for (int64_t m = query << level; m < least((query + 1) << level, my.tile.query_count); m++)
+        sum += my.balance[level][m] * my.inverse[m];
+    return sum < 0.0f ? COMMON : MEDIAN;
 }
 
 // Adds up what the tile has left.
