@@ -32,8 +32,8 @@ int64_t copied_floats(const Problem& p, const std::vector<Sequence>& all) {
 }
 
 float* copy_rows(Tensor* t, const Sequence& s, int64_t level, int64_t rows, int64_t width,
-                 float* to, bool filled) {
-    for (int64_t i = 0; i < rows && !filled; i++)
+                 float* to) {
+    for (int64_t i = 0; i < rows; i++)
         memcpy(to + i * width, (const float*)t->data + offset(*t, s, level, i),
                (size_t)width * sizeof(float));
     // Where the sequence starts stays the same.
@@ -41,52 +41,48 @@ float* copy_rows(Tensor* t, const Sequence& s, int64_t level, int64_t rows, int6
     return to + rows * width;
 }
 
-// The problem with copies of a sequence's keys and values, made unless they are there already.
-float* copy_keys(Problem* problem, const Sequence& s, float* next, bool filled) {
+// The problem with copies of a sequence's keys and values; returns what follows them.
+float* copy_keys(Problem* problem, const Sequence& s, float* next) {
     for (int64_t l = 0; l < problem->levels; l++)
-        next = copy_rows(&problem->key[l], s, l, at_level(s.length, l), problem->width, next,
-                         filled);
-    return copy_rows(&problem->value, s, 0, s.length, problem->value_width, next, filled);
+        next = copy_rows(&problem->key[l], s, l, at_level(s.length, l), problem->width, next);
+    return copy_rows(&problem->value, s, 0, s.length, problem->value_width, next);
+}
+
+// The fewest parts per sequence that keep nearly all threads busy.
+int64_t parts_for(const Problem& p, const std::vector<Sequence>& all, int64_t block) {
+    const int64_t threads = worthwhile_threads(p, all), count = (int64_t)all.size();
+    int64_t longest = 1;
+    for (const Sequence& s : all) longest = most(longest, blocks_of(s, block));
+    int64_t parts = 1;
+    while (parts < least(threads, longest)) {
+        const int64_t tasks = count * parts, rounds = (tasks + threads - 1) / threads;
+        if (5 * tasks >= 4 * rounds * threads) break;
+        parts++;
+    }
+    return parts;
 }
 
 class Forward : public Team {
    public:
-    Forward(const Problem& p, const Variant& v, const std::vector<Sequence>& all,
-            const std::vector<int64_t>& starts)
-        : Team(starts.back(), worthwhile_threads(p, all),
-               v.scratch_floats(&p) + 16 + copied_floats(p, all)),
-          p_(p), v_(v), all_(all), starts_(starts), own_floats_(v.scratch_floats(&p)) {}
-
-    void begin(float* scratch) override { *copied_sequence(scratch) = -1; }
+    Forward(const Problem& p, const Variant& v, const std::vector<Sequence>& all, int64_t parts)
+        : Team((int64_t)all.size() * parts, worthwhile_threads(p, all),
+               v.scratch_floats(&p) + copied_floats(p, all)),
+          p_(p), v_(v), all_(all), parts_(parts), own_floats_(v.scratch_floats(&p)) {}
 
     void task(int64_t number, float* scratch) override {
-        size_t low = 0, high = all_.size();
-        while (high - low > 1) {
-            const size_t middle = (low + high) / 2;
-            (starts_[middle] <= number ? low : high) = middle;
-        }
-        // The last blocks see most keys: they go first, so that no thread is left with a long one.
-        const int64_t block = starts_[low + 1] - 1 - number;
-        if (!are_apart(p_)) {
-            v_.forward(&p_, &all_[low], block, scratch);
-            return;
-        }
+        const Sequence& s = all_[(size_t)(number / parts_)];
         Problem problem = p_;
-        int64_t* copied = copied_sequence(scratch);
-        copy_keys(&problem, all_[low], scratch + own_floats_ + 16, *copied == (int64_t)low);
-        *copied = (int64_t)low;
-        v_.forward(&problem, &all_[low], block, scratch);
+        if (are_apart(p_)) copy_keys(&problem, s, scratch + own_floats_);
+        const int64_t blocks = blocks_of(s, v_.query_block);
+        for (int64_t block = number % parts_; block < blocks; block += parts_)
+            v_.forward(&problem, &s, block, scratch);
     }
 
    private:
-    // Which sequence's copies the thread holds.
-    int64_t* copied_sequence(float* scratch) { return (int64_t*)(scratch + own_floats_); }
-
     const Problem& p_;
     const Variant& v_;
     const std::vector<Sequence>& all_;
-    const std::vector<int64_t>& starts_;
-    int64_t own_floats_;
+    int64_t parts_, own_floats_;
 };
 
 void clear(const Tensor& t, const Sequence& s, int64_t level, int64_t from, int64_t to,
@@ -134,7 +130,7 @@ class Backward : public Team {
         const bool apart = are_apart(p_);
         Problem problem = p_;
         float* next = scratch + own_floats_;
-        if (apart) next = copy_keys(&problem, s, next, false);
+        if (apart) next = copy_keys(&problem, s, next);
         Partial to = {};
         if (part) {
             to = partial(number / parts_, part);
@@ -217,18 +213,14 @@ class Backward : public Team {
     std::vector<float> memory_;
 };
 
-// The fewest parts per sequence that keep nearly all threads busy.
-int64_t parts_for(const Problem& p, const std::vector<Sequence>& all, int64_t block) {
-    const int64_t threads = worthwhile_threads(p, all), count = (int64_t)all.size();
-    int64_t longest = 1;
-    for (const Sequence& s : all) longest = most(longest, blocks_of(s, block));
-    int64_t parts = 1;
-    while (parts < least(threads, longest)) {
-        const int64_t tasks = count * parts, rounds = (tasks + threads - 1) / threads;
-        if (5 * tasks >= 4 * rounds * threads) break;
-        parts++;
+void clear_padding(const Problem& p, const std::vector<Sequence>& all) {
+    for (const Sequence& s : all) {
+        clear(p.output, s, 0, s.length, p.length, p.value_width, p.bfloat16 ? 2 : 4);
+        const int64_t row = (s.batch * p.heads + s.head) * p.length;
+        for (int64_t n = 0; n < 3; n++)
+            for (int64_t i = s.length; i < p.length; i++)
+                p.statistics[n * p.batch * p.heads * p.length + row + i] = 0.0f;
     }
-    return parts;
 }
 
 }  // namespace
@@ -239,17 +231,8 @@ extern "C" int hkt_forward(const Problem* problem) {
         const Problem& p = *problem;
         const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
-        std::vector<int64_t> starts(1, 0);
-        for (const Sequence& s : all) {
-            starts.push_back(starts.back() + blocks_of(s, v.query_block));
-            if (!p.lengths) continue;
-            clear(p.output, s, 0, s.length, p.length, p.value_width, p.bfloat16 ? 2 : 4);
-            const int64_t row = (s.batch * p.heads + s.head) * p.length;
-            for (int64_t i = s.length; i < p.length; i++)
-                for (int64_t n = 0; n < 3; n++)
-                    p.statistics[n * p.batch * p.heads * p.length + row + i] = 0.0f;
-        }
-        return Forward(p, v, all, starts).run() ? 0 : 1;
+        if (p.lengths) clear_padding(p, all);
+        return Forward(p, v, all, parts_for(p, all, v.query_block)).run() ? 0 : 1;
     } catch (const std::bad_alloc&) {
         return 1;
     }

@@ -67,7 +67,6 @@ class Team {
         threads_ = (int)least(tasks, most(1, threads));
     }
     virtual ~Team() = default;
-    virtual void begin(float*) {}  // once per thread
     virtual void task(int64_t number, float* scratch) = 0;
 
     bool run() {
@@ -99,7 +98,6 @@ class Team {
             failed_ = true;
             return;
         }
-        begin((float*)scratch);
         for (int64_t n = next_++; n < tasks_; n = next_++) task(n, (float*)scratch);
         free(scratch);
     }
