@@ -11,7 +11,7 @@ from polyscale.report.comparison import Comparison
 from polyscale.training.compare import PlannedRun, read_results, refuse_existing, run_all
 from polyscale.training.config import RunConfig
 from polyscale.training.files import write_json, write_text
-from polyscale.training.presets import preset_config
+from polyscale.training.presets import plain_hkt_config, preset_config
 from polyscale.training.result import RunResult
 from polyscale.training.run import RunInUseError
 
@@ -39,8 +39,8 @@ _ARENA = {
     "Performer": (18.01, 42.77, 65.40),
 }
 
-# The ablations: what differs from HKT with three levels, or from `standard`. L = 1 is `standard`,
-# L = 3 is `hkt`.
+# The ablations: what differs from plain HKT with three levels, or from `standard`. L = 1 is
+# `standard`. Plain HKT, which is alike on all tasks, is `hkt` itself or `hkt-plain`.
 _ABLATIONS: dict[str, dict[str, Any]] = {
     "hkt-2-levels": {"levels": 2},
     "hkt-4-levels": {"levels": 4},
@@ -61,13 +61,13 @@ _FILTERS = ("standard-filter", "hkt-filter")
 
 
 def plan_hkt(preset: str = "cpu") -> list[PlannedRun]:
-    """The paired seeds of the three tasks, then the ablations.
+    """The paired seeds of the three tasks, those of plain HKT where it differs, the ablations.
 
     On a CPU the ablations run with one seed on the first task, those of the filter on ListOps, too;
     `paper` runs all of them.
 
     >>> len(plan_hkt("cpu")), len(plan_hkt("paper"))
-    (32, 126)
+    (36, 126)
     """
     if preset not in PRESETS:
         raise ValueError(f"preset takes one of {', '.join(PRESETS)}; got {preset!r}")
@@ -78,14 +78,33 @@ def plan_hkt(preset: str = "cpu") -> list[PlannedRun]:
         for seed in SEEDS
         for model in ("standard", "hkt")
     ]
+    plain = [
+        PlannedRun(task, plain_hkt_config(task, size, seed=seed))
+        for task in HKT_TASKS
+        for seed in SEEDS
+    ]
     ablations = [
         PlannedRun(task, _ablation(task, name, change, size, seed))
         for task in HKT_TASKS
-        for seed in (SEEDS if preset == "paper" else SEEDS[:1])
         for name, change in _ABLATIONS.items()
-        if preset == "paper" or task == HKT_TASKS[0] or (task == "listops" and name in _FILTERS)
+        for seed in (SEEDS if preset == "paper" else _cpu_seeds(task, name, size))
     ]
-    return main + ablations
+    seen = [run.config.model_options for run in main]
+    return [
+        *main,
+        *(run for run in plain if run not in main),
+        *(run for run in ablations if run.config.model_options not in seen),
+    ]
+
+
+def _cpu_seeds(task: str, name: str, size: str) -> Sequence[int]:
+    """With which seeds an ablation is run on a CPU."""
+    hkt = preset_config(task, "hkt", size).model_options
+    if name == "standard-filter" and hkt.get("filter_width"):
+        return SEEDS  # the other half of the comparison with a filter in both
+    if task == HKT_TASKS[0] or (task == "listops" and name in _FILTERS):
+        return SEEDS[:1]
+    return ()
 
 
 def reproduce(
@@ -181,14 +200,24 @@ def _filter_lines(results: Sequence[RunResult]) -> list[str]:
     """What the levels add where standard attention has a causal filter of the input, too."""
     rows = []
     for task in HKT_TASKS:
-        runs = [run for run in results if run.task == task and run.model in _FILTERS]
-        if {run.model for run in runs} == set(_FILTERS):
-            comparison = Comparison.from_results(runs, baseline=_FILTERS[0])
-            standard, cells = (comparison.cells(model) for model in _FILTERS)
-            rows.append(
-                f"| {task} | {cells['seeds']} | {standard['score']} | {cells['score']} | "
-                f"{cells['difference']} |"
-            )
+        filtered = [
+            run for run in results if run.task == task and run.model_config.get("filter_width")
+        ]
+        standard, hkt = (
+            [run for run in filtered if (run.model_config["levels"] > 1) == leveled]
+            for leveled in (False, True)
+        )
+        if not standard or not hkt:
+            continue
+        seeds = {run.seed for run in standard} & {run.seed for run in hkt}
+        comparison = Comparison.from_results(
+            [run for run in (*standard, *hkt) if run.seed in seeds], baseline=standard[0].model
+        )
+        cells = comparison.cells(hkt[0].model)
+        rows.append(
+            f"| {task} | {cells['seeds']} | {comparison.cells(standard[0].model)['score']} | "
+            f"{cells['score']} | {cells['difference']} |"
+        )
     if not rows:
         return []
     return [
@@ -196,12 +225,15 @@ def _filter_lines(results: Sequence[RunResult]) -> list[str]:
         "With one causal filter of level 0 in both, as wide as those between levels, and values of "
         "the fine level: what levels add to it.",
         "",
-        "| task | seeds | standard-filter | hkt-filter | gain |",
+        "| task | seeds | standard with filter | HKT with filter | gain |",
         "|---|---|---|---|---|",
         *rows,
     ]
 
 
 def _ablation(task: str, name: str, change: dict[str, Any], size: str, seed: int) -> RunConfig:
-    config = preset_config(task, name.split("-")[0], size, seed=seed)
+    if name.startswith("standard"):
+        config = preset_config(task, "standard", size, seed=seed)
+    else:
+        config = plain_hkt_config(task, size, seed=seed)
     return replace(config, name=name, model_options={**config.model_options, **change})

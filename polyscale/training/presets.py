@@ -8,6 +8,7 @@ found for standard attention and used unchanged for the others.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from polyscale.data.tasks import TASKS, TREE_TASKS
@@ -60,9 +61,14 @@ _TABLE_SIZES: dict[tuple[str, str], dict[str, Any]] = {
     },
 }
 _TABLE_HKT: dict[str, Any] = {
+    "levels": LEVELS,
     "values": "merged",
     "downsampling": "dense",
     "downsampling_width": 4,
+}
+# Neighbouring bytes are seen together already at level 0.
+_TABLE_HKT_BY_TASK: dict[str, dict[str, Any]] = {
+    "imdb-char": {"values": "fine", "filter_width": 4},
 }
 _SMALL_TEXTS = {"embedding": "learned", "train": 2_000, "validation": 200, "test": 200}
 _TINY_TRAINING = {
@@ -156,8 +162,9 @@ def preset_config(
     if in_table:
         options |= _TABLE_SHARED | _TABLE_SIZES[task, preset]
     if model == "hkt":
-        options["levels"] = LEVELS if levels is None else levels
-        options |= _TABLE_HKT if in_table else {}
+        options["levels"] = LEVELS
+        options |= _TABLE_HKT | _TABLE_HKT_BY_TASK.get(task, {}) if in_table else {}
+        options |= {} if levels is None else {"levels": levels}
     elif levels is not None:
         raise ValueError(f"levels is an option of the model 'hkt', got it with {model!r}")
     training = _TINY_TRAINING if preset == "tiny" else _with_pace(_TRAINING[task, preset])
@@ -169,6 +176,20 @@ def preset_config(
         training=TrainingSettings(**training),
         seed=seed,
     )
+
+
+def plain_hkt_config(task: str, preset: str = "small", *, seed: int = 0) -> RunConfig:
+    """HKT of the table as it is alike on all tasks: what ablations change one thing of.
+
+    >>> plain_hkt_config("imdb-char").model_options["values"]
+    'merged'
+    """
+    config = preset_config(task, "hkt", preset, seed=seed)
+    own = _TABLE_HKT_BY_TASK.get(task, {})
+    if (task, preset) not in _TABLE_SIZES or not own:
+        return config
+    options = {name: value for name, value in config.model_options.items() if name not in own}
+    return replace(config, name="hkt-plain", model_options=options | _TABLE_HKT)
 
 
 def _with_pace(training: dict[str, Any]) -> dict[str, Any]:

@@ -45,16 +45,24 @@ def test_a_reproduction_brings_its_tables_up_to_date_after_every_run(tmp_path, m
 def test_filters_in_both_models_stand_in_a_table_of_their_own(tmp_path):
     plain = [run.config for run in plan_comparison(SMALL, ["standard", "hkt"], [0], levels=2)]
     runs = [
-        PlannedRun("listops", replace(config, name=f"{config.name}-filter")) for config in plain
+        PlannedRun(
+            "listops",
+            replace(
+                config,
+                name=f"{config.name}-filter",
+                model_options={**config.model_options, "filter_width": 2},
+            ),
+        )
+        for config in plain
     ]
     first = [PlannedRun("listops", plain[0]), runs[0]]
     reproduction.reproduce(first, tmp_path, command="x", progress=False)
-    assert "| standard-filter | hkt-filter |" not in (tmp_path / "RESULTS.md").read_text("utf-8")
+    assert "| HKT with filter |" not in (tmp_path / "RESULTS.md").read_text("utf-8")
     reproduction.reproduce(runs, tmp_path, command="x", progress=False, resume=True)
     text = (tmp_path / "RESULTS.md").read_text("utf-8")
     results = json.loads((tmp_path / "results.json").read_text())["runs"]
     score = {run["model"]: run["test_accuracy"] for run in results}
-    row = re.search(r"hkt-filter \| gain \|\n.*\n\| listops \| 0 \| (.*?)% \| (.*?)% \|", text)
+    row = re.search(r"HKT with filter \| gain \|\n.*\n\| listops \| 0 \| (.*?)% \| (.*?)% \|", text)
     assert row is not None
     assert [float(cell) for cell in row.groups()] == [
         round(score[model], 1) for model in ("standard-filter", "hkt-filter")
@@ -89,11 +97,37 @@ def test_the_plan_of_the_paper_has_every_seed_and_every_ablation():
     for table in ("imdb-char", "listops", "scifar10"):
         names = {run.config.name for run in paper if run.table == table}
         assert len(names) == 2 + 12
-    filters = ("standard-filter", "hkt-filter")
-    ablations = cpu[len(main) :]
-    assert {run.config.seed for run in ablations} == {0}
-    assert sum(run.table == "imdb-char" for run in ablations) == 12
-    assert tuple(run.config.name for run in ablations if run.table == "listops") == filters
+    seeds = {
+        (run.table, run.config.name): tuple(
+            other.config.seed
+            for other in cpu
+            if (other.table, other.config.name) == (run.table, run.config.name)
+        )
+        for run in cpu[len(main) :]
+    }
+    every_seed = {("imdb-char", "hkt-plain"), ("imdb-char", "standard-filter")}
+    assert {key for key, found in seeds.items() if found == (0, 1, 2)} == every_seed
+    assert {found for key, found in seeds.items() if key not in every_seed} == {(0,)}
+    assert sum(table == "imdb-char" for table, _ in seeds) == 1 + 11
+    filters = ["standard-filter", "hkt-filter"]
+    assert [name for table, name in seeds if table == "listops"] == filters
+
+
+def test_ablations_change_one_thing_of_plain_hkt():
+    options = {
+        (run.table, run.config.name): run.config.model_options
+        for run in plan("hkt", "cpu")
+        if run.config.model == "hkt"
+    }
+    plain = options["imdb-char", "hkt-plain"]
+    assert plain == options["imdb-char", "hkt-fine-values"] | {"values": "merged"}
+    assert plain == options["imdb-char", "hkt-2-levels"] | {"levels": 3}
+    own = {"values": "fine", "filter_width": 4}
+    assert options["imdb-char", "hkt"] == plain | own
+    assert options["listops", "hkt-filter"] == options["listops", "hkt"] | own
+
+
+def test_bad_names_of_plans_are_refused():
     for what, preset in (("gpt", "cpu"), ("hkt", "gpu")):
         with pytest.raises(ValueError, match="takes one of"):
             plan(what, preset)

@@ -110,7 +110,7 @@ def test_every_preset_is_a_valid_run_for_every_model(task, preset):
     assert standard.training == hkt.training, "one budget for all"
     shared = {name: hkt.model_options[name] for name in standard.model_options}
     assert shared == standard.model_options, "one size for all"
-    own = {"levels", "values", "downsampling", "downsampling_width"}
+    own = {"levels", "values", "downsampling", "downsampling_width", "filter_width"}
     assert hkt.model_options.keys() - standard.model_options.keys() <= own
 
 

@@ -244,8 +244,8 @@ def with_equal_keys(levels, gap, places, seed=0):
 def test_equal_keys_far_apart_share_nearly_all_the_attention(
     gap, levels, instructions, monkeypatch
 ):
-    # So far that the kernel meets them in different tiles. The gradients of queries that see them are
-    # a millionth of those of keys. Queries before the first of them see none.
+    # So far that the kernel meets them in different tiles. The gradients of queries that see them
+    # are a millionth of those of keys. Queries before the first of them see none.
     monkeypatch.setattr(library, "instructions", instructions)
     case = with_equal_keys(levels, gap, [60, 300, 450])
     with torch.no_grad():
