@@ -38,6 +38,7 @@ test-torch-only: $(STAMP)
 	cd tests && ../$(VENV)/torch-only/bin/python torch_only.py
 
 bench: $(STAMP)
+	$(PIP_INSTALL) -c constraints.txt -e ".[bench]"
 	$(BIN)/polyscale bench hkt --output benchmarks/results
 	$(BIN)/polyscale bench hsa --output benchmarks/results
 
