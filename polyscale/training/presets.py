@@ -66,9 +66,10 @@ _TABLE_HKT: dict[str, Any] = {
     "downsampling": "dense",
     "downsampling_width": 4,
 }
-# Neighbouring bytes are seen together already at level 0.
+# On IMDB neighbouring bytes are seen together at level 0 already.
 _TABLE_HKT_BY_TASK: dict[str, dict[str, Any]] = {
     "imdb-char": {"values": "fine", "filter_width": 4},
+    "scifar10": {"levels": 4},
 }
 _SMALL_TEXTS = {"embedding": "learned", "train": 2_000, "validation": 200, "test": 200}
 _TINY_TRAINING = {

@@ -105,7 +105,11 @@ def test_the_plan_of_the_paper_has_every_seed_and_every_ablation():
         )
         for run in cpu[len(main) :]
     }
-    every_seed = {("imdb-char", "hkt-plain"), ("imdb-char", "standard-filter")}
+    every_seed = {
+        ("imdb-char", "hkt-plain"),
+        ("imdb-char", "standard-filter"),
+        ("scifar10", "hkt-plain"),
+    }
     assert {key for key, found in seeds.items() if found == (0, 1, 2)} == every_seed
     assert {found for key, found in seeds.items() if key not in every_seed} == {(0,)}
     assert sum(table == "imdb-char" for table, _ in seeds) == 1 + 11
