@@ -67,7 +67,7 @@ def plan_hkt(preset: str = "cpu") -> list[PlannedRun]:
     `paper` runs all of them.
 
     >>> len(plan_hkt("cpu")), len(plan_hkt("paper"))
-    (39, 126)
+    (42, 126)
     """
     if preset not in PRESETS:
         raise ValueError(f"preset takes one of {', '.join(PRESETS)}; got {preset!r}")
@@ -89,12 +89,15 @@ def plan_hkt(preset: str = "cpu") -> list[PlannedRun]:
         for name, change in _ABLATIONS.items()
         for seed in (SEEDS if preset == "paper" else _cpu_seeds(task, name, size))
     ]
-    seen = [run.config.model_options for run in main]
     return [
         *main,
         *(run for run in plain if run not in main),
-        *(run for run in ablations if run.config.model_options not in seen),
+        *(run for run in ablations if replace(run.config, name="hkt") not in map(_config, main)),
     ]
+
+
+def _config(run: PlannedRun) -> RunConfig:
+    return run.config
 
 
 def _cpu_seeds(task: str, name: str, size: str) -> Sequence[int]:

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
 
+from polyscale.layers.filters import CausalFilter
 from polyscale.training.batches import BatchPlan, mix_seed
 from polyscale.training.checkpoint import (
     gather_moments,
@@ -166,7 +167,7 @@ class _Run:
         began = time.perf_counter()
         set_step_seed(self.seed, step, accelerator.process_index)
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate_at(step)
+            group["lr"] = settings.learning_rate_at(step) * group["rate"]
         shares = self.plan.share(
             step,
             process=accelerator.process_index,
@@ -334,18 +335,30 @@ def remove_checkpoints(output: Path) -> None:
 
 
 def _make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
+    filters = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, CausalFilter)
+        for parameter in module.parameters()
+    }
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {
+        (settings.weight_decay, 1.0): [],
+        (0.0, 1.0): [],
+    }
     for name, parameter in model.named_parameters():
         # Level weights are logits of a convex mix: decay would pull the mix to the uniform one.
-        plain = parameter.dim() < 2 or name.endswith("_logits")
-        (free if plain else decayed).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": free, "weight_decay": 0.0},
-    ]
+        free = parameter.dim() < 2 or name.endswith("_logits")
+        rate = settings.filter_rate if id(parameter) in filters else 1.0
+        groups.setdefault((0.0 if free else settings.weight_decay, rate), []).append(parameter)
     # The learning rate is a function of the step: every step sets it.
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+    return torch.optim.AdamW(
+        [
+            {"params": parameters, "weight_decay": decay, "rate": rate}
+            for (decay, rate), parameters in groups.items()
+        ],
+        lr=settings.learning_rate,
+        fused=True,
+    )
 
 
 def _save_model(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:

@@ -24,6 +24,7 @@ class TrainingSettings:
         accumulate: backward passes for each step; a step sees `batch_size * accumulate` samples
             of every process.
         learning_rate: the highest one, reached after the warm-up.
+        filter_rate: what the learning rate of causal filters, HKT's downsampling, is multiplied by.
         schedule: `"cosine"`, `"linear"` or `"constant"`.
         warmup_steps: steps of linear warm-up.
         weight_decay: on matrices alone; biases, norms and level weights have none.
@@ -48,6 +49,7 @@ class TrainingSettings:
     batch_size: int = 64
     accumulate: int = 1
     learning_rate: float = 1e-3
+    filter_rate: float = 1.0
     schedule: str = "cosine"
     warmup_steps: int = 50
     weight_decay: float = 0.01
@@ -74,7 +76,7 @@ class TrainingSettings:
         for name in ("weight_decay", "warmup_steps", "save_every", "patience", "snapshots"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} takes at least 0, got {getattr(self, name)}")
-        for name in ("learning_rate", "max_grad_norm"):
+        for name in ("learning_rate", "filter_rate", "max_grad_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} takes a number above 0, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:

@@ -8,9 +8,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from polyscale.data.tasks import load_task
+from polyscale.models import HKTConfig, HKTForSequenceClassification
 from polyscale.training import loop
 from polyscale.training.result import read_result
 from polyscale.training.run import evaluate_run, git_commit, load_data, majority_rate, run
+from polyscale.training.settings import TrainingSettings
 from tests.training.runs import SMALL
 
 
@@ -213,3 +215,43 @@ def test_the_majority_rate_is_that_of_the_training_majority_on_the_test_set():
     majority = data.train.labels.bincount().argmax()
     expected = sum(int(label) == majority for label in data.test.labels) / 40
     assert majority_rate(data.train.labels, data.test.labels) == pytest.approx(expected)
+
+
+def test_filters_learn_at_a_rate_of_their_own():
+    model = HKTForSequenceClassification(
+        HKTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, filter_width=2)
+    )
+    rates = {
+        id(parameter): group["rate"]
+        for group in loop._make_optimizer(model, TrainingSettings(filter_rate=0.25)).param_groups
+        for parameter in group["params"]
+    }
+    by_name = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
+    assert {name for name, rate in by_name.items() if rate == 0.25} == {
+        "model.blocks.0.attention.hierarchy.input_filter.weight",
+        "model.blocks.0.attention.hierarchy.downsamplers.0.weight",
+        "model.blocks.0.attention.hierarchy.downsamplers.1.weight",
+    }
+    assert set(by_name.values()) == {0.25, 1.0}
+
+
+def test_a_step_moves_filters_by_their_rate(tmp_path):
+    # The first step of Adam moves a weight by its learning rate, unless its gradient is tiny.
+    moved = []
+    for rate in (1.0, 0.1):
+        config = SMALL.with_values(
+            {
+                "training.steps": 1,
+                "training.warmup_steps": 0,
+                "training.evaluate_every": 1,
+                "training.weight_decay": 0.0,
+                "training.filter_rate": rate,
+            }
+        )
+        folder = tmp_path / str(rate)
+        run(config, folder, progress=False)
+        weights = load_file(folder / "model.safetensors")
+        name = next(name for name in weights if "downsamplers" in name)
+        moved.append((weights[name] - 0.5).abs().max().item())
+    assert 0.9 <= moved[0] / config.training.learning_rate <= 1.0
+    assert moved[1] == pytest.approx(0.1 * moved[0], rel=1e-3)
