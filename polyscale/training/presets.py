@@ -69,7 +69,6 @@ _TABLE_HKT: dict[str, Any] = {
 # On IMDB neighbouring bytes are seen together at level 0 already.
 _TABLE_HKT_BY_TASK: dict[str, dict[str, Any]] = {
     "imdb-char": {"values": "fine", "filter_width": 4},
-    "scifar10": {"levels": 4},
 }
 # Filters start as means. On ListOps, whose learning rate is the highest, smaller steps suit them.
 _HKT_TRAINING: dict[tuple[str, str], dict[str, Any]] = {("listops", "small"): {"filter_rate": 0.25}}
