@@ -46,62 +46,99 @@ static void downsample_part(const Downsample* problem, int64_t row, int64_t firs
     }
 }
 
-// grad[j] = own[j] + sum_k weight[k] above[(j + k) / 2] over the k for which that is whole.
-static void add_above(const Downsample& d, const float* weights, const float* above,
-                      int64_t above_pitch, int64_t above_rows, const float* own, float* grad,
-                      int64_t grad_pitch, int64_t rows, int64_t count) {
-    for (int64_t j = 0; j < rows; j++) {
-        float* __restrict y = grad + j * grad_pitch;
-        memcpy(y, own + j * d.channels, (size_t)count * sizeof(float));
-        for (int64_t k = j & 1; k < d.width && (j + k) / 2 < above_rows; k += 2) {
-            const float* __restrict g = above + (j + k) / 2 * above_pitch;
-            const float* w = weights + k * d.channels;
-            for (int64_t c = 0; c < count; c++) y[c] += w[c] * g[c];
+// One level back, in one pass over its memory: of row i of the level above, `above`,
+//     grad[2 i - k] = own[2 i - k] + weight[k] above[i],  grad_weight[k] += above[i] . from[2 i - k].
+// Rows 2 i - 1 and 2 i begin with row i: taps reach back only. Weights are summed in float32 over a
+// few rows, then in double: the error does not grow with the length.
+struct LevelBackward {
+    const Downsample& d;
+    const float *weights, *from, *above, *own;
+    float* grad;
+    int64_t pitch, above_pitch, grad_pitch, rows, above_rows, count;
+    float* sums;  // [width][count rounded up]
+    double* grad_weights;
+
+    void run() {
+        enum { ROWS = 64 };
+        for (int64_t begin = 0; begin < above_rows; begin += ROWS) {
+            memset(sums, 0, (size_t)(d.width * sum_pitch()) * sizeof(float));
+            for (int64_t i = begin; i < least(above_rows, begin + ROWS); i++) {
+                if (d.width == 2 && i > 0)
+                    two_taps(i);
+                else
+                    all_taps(i);
+            }
+            for (int64_t k = 0; k < d.width; k++)
+                for (int64_t c = 0; c < count; c++)
+                    grad_weights[k * d.channels + c] += sums[k * sum_pitch() + c];
+        }
+        if (rows == 2 * above_rows) begin_row(rows - 1);
+    }
+
+   private:
+    int64_t sum_pitch() const { return round_up(count, 16); }
+
+    void begin_row(int64_t j) {
+        memcpy(grad + j * grad_pitch, own + j * d.channels, (size_t)count * sizeof(float));
+    }
+
+    void two_taps(int64_t i) {
+        const float *g = above + i * above_pitch, *w = weights, *v = weights + d.channels;
+        const float *x = from + 2 * i * pitch, *z = x - pitch;
+        const float *a = own + 2 * i * d.channels, *b = a - d.channels;
+        float *y = grad + 2 * i * grad_pitch, *before = y - grad_pitch;
+        float *sum = sums, *sum_before = sums + sum_pitch();
+        int64_t c = 0;
+        for (; c + WIDTH <= count; c += WIDTH) {
+            const Vector gradient = load(g + c);
+            store(y + c, load(a + c) + load(w + c) * gradient);
+            store(before + c, load(b + c) + load(v + c) * gradient);
+            store(sum + c, load(sum + c) + gradient * load(x + c));
+            store(sum_before + c, load(sum_before + c) + gradient * load(z + c));
+        }
+        for (; c < count; c++) {
+            y[c] = a[c] + w[c] * g[c];
+            before[c] = b[c] + v[c] * g[c];
+            sum[c] += g[c] * x[c];
+            sum_before[c] += g[c] * z[c];
         }
     }
-}
 
-// Sums of float32 over a few rows, then in double: the error does not grow with the length.
-static void add_weights(const Downsample& d, const float* from, int64_t pitch, const float* above,
-                        int64_t above_pitch, int64_t rows, int64_t count, float* sums,
-                        double* grad_weights) {
-    enum { ROWS = 64 };
-    for (int64_t begin = 0; begin < rows; begin += ROWS)
-        for (int64_t k = 0; k < d.width; k++) {
-            memset(sums, 0, (size_t)count * sizeof(float));
-            for (int64_t i = most(begin, (k + 1) / 2); i < least(rows, begin + ROWS); i++) {
-                const float* __restrict x = from + (2 * i - k) * pitch;
-                const float* __restrict g = above + i * above_pitch;
-                float* __restrict sum = sums;
-                for (int64_t c = 0; c < count; c++) sum[c] += g[c] * x[c];
+    void all_taps(int64_t i) {
+        const float* g = above + i * above_pitch;
+        for (int64_t j = most(0, 2 * i - 1); j <= 2 * i; j++) begin_row(j);
+        for (int64_t k = 0; k < least(d.width, 2 * i + 1); k++) {
+            const float *x = from + (2 * i - k) * pitch, *w = weights + k * d.channels;
+            float* __restrict y = grad + (2 * i - k) * grad_pitch;
+            float* __restrict sum = sums + k * sum_pitch();
+            for (int64_t c = 0; c < count; c++) {
+                y[c] += w[c] * g[c];
+                sum[c] += g[c] * x[c];
             }
-            for (int64_t c = 0; c < count; c++) grad_weights[k * d.channels + c] += sums[c];
         }
-}
+    }
+};
 
 static void downsample_backward_part(const Downsample* problem, int64_t row, int64_t first,
                                      int64_t count, double* grad_weights, float* scratch) {
     const Downsample& d = *problem;
-    float* sums = scratch;
-    float* next = scratch + round_up(count, 16);
+    float* next = scratch + d.width * round_up(count, 16);
     const float* above = d.grad_coarse + coarse_offset(d, row, d.levels) + first;
     int64_t above_pitch = d.channels;
     for (int64_t level = d.levels; level >= 1; level--) {
-        const int64_t above_rows = at_level(d.length, level), rows = at_level(d.length, level - 1);
-        const float* weights = d.weights + (level - 1) * d.width * d.channels + first;
+        const int64_t rows = at_level(d.length, level - 1), below = (level - 1) * d.width * d.channels;
+        const int64_t fine = row * d.length * d.channels + first;
+        const bool last = level == 1;
         int64_t pitch;
         const float* from = level_of(d, row, level - 1, &pitch) + first;
-        add_weights(d, from, pitch, above, above_pitch, above_rows, count, sums,
-                    grad_weights + (level - 1) * d.width * d.channels + first);
-        if (level == 1) {
-            const int64_t at = row * d.length * d.channels + first;
-            add_above(d, weights, above, above_pitch, above_rows, d.grad_fine + at, d.grad_x + at,
-                      d.channels, rows, count);
-            return;
-        }
-        const float* own = d.grad_coarse + coarse_offset(d, row, level - 1) + first;
-        add_above(d, weights, above, above_pitch, above_rows, own, next, count, rows, count);
-        above = next, above_pitch = count;
+        const float* own = last ? d.grad_fine + fine
+                                : d.grad_coarse + coarse_offset(d, row, level - 1) + first;
+        float* grad = last ? d.grad_x + fine : next;
+        const int64_t grad_pitch = last ? d.channels : count;
+        LevelBackward{d, d.weights + below + first, from, above, own, grad, pitch, above_pitch,
+                      grad_pitch, rows, at_level(d.length, level), count, scratch,
+                      grad_weights + below + first}.run();
+        above = grad, above_pitch = grad_pitch;
         next += rows * count;
     }
 }

@@ -41,7 +41,7 @@ class Downsampling : public Team {
         return round_up((d.channels + parts(d) - 1) / parts(d), 16);
     }
     static int64_t floats(const Downsample& d) {
-        int64_t rows = 1;
+        int64_t rows = d.width;
         for (int64_t l = 1; l <= d.levels; l++) rows += at_level(d.length, l);
         return rows * channels(d);
     }
