@@ -79,11 +79,16 @@ def _difference(
 
 
 def _budget(run: RunResult) -> dict[str, Any]:
-    return {name: value for name, value in run.config.items() if name not in _OF_THE_MODEL}
+    budget = {name: value for name, value in run.config.items() if name not in _OF_THE_MODEL}
+    # Only HKT has filters: their rate is a choice of the model, not of the budget.
+    training = {**budget.get("training", {}), "filter_rate": None}
+    return {**budget, "training": training}
 
 
 def _all_but_seed(run: RunResult) -> dict[str, Any]:
-    return {name: value for name, value in run.config.items() if name not in _OF_THE_RUN}
+    rest = {name: value for name, value in run.config.items() if name not in _OF_THE_RUN}
+    # Runs from before filters could have a rate of their own do not name it.
+    return {**rest, "training": {"filter_rate": 1.0, **rest.get("training", {})}}
 
 
 def _bodies(one: RunResult, other: RunResult) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ import pytest
 from polyscale.experiments import hkt, hsa, plan
 from polyscale.experiments.zero_shot.records import Records
 from polyscale.experiments.zero_shot.tables import markdown
+from polyscale.training.config import RunConfig
 from polyscale.training.result import RESULT_NAME, read_result
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -29,7 +30,7 @@ def test_every_run_is_as_it_was_planned(name):
     assert committed == planned.keys()
     for folder in committed:
         result = read_result(folder / RESULT_NAME)
-        assert result.config == planned[folder].as_dict()
+        assert RunConfig.from_dict(result.config) == planned[folder]
         assert result.git_commit
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         assert max(point["step"] for point in log) == result.steps
