@@ -42,6 +42,22 @@ def test_differences_to_the_baseline_are_paired_by_seed_as_scipy_does_it():
     assert difference.wilcoxon_p == 0.25
 
 
+def test_the_rate_of_filters_is_a_choice_of_the_model():
+    # Standard attention has no filters. Older runs do not name the rate: it was 1.
+    def with_rate(result, rate):
+        return with_config(result, training={**result.config["training"], "filter_rate": rate})
+
+    results = [with_rate(run, 0.25) if run.model == "hkt" else run for run in make_results()]
+    assert compare(results).notes == compare().notes
+    hkt = [number for number, run in enumerate(results) if run.model == "hkt"]
+    results[hkt[1]] = with_rate(results[hkt[1]], 1.0)
+    with pytest.raises(ValueError, match="filter_rate"):
+        compare(results)
+    results[hkt[0]] = make_results()[hkt[0]]
+    results[hkt[2]] = make_results()[hkt[2]]
+    assert compare(results).notes == compare().notes
+
+
 def test_the_baseline_comes_first_and_has_no_difference():
     rows = compare([*make_results()[3:], *make_results()[:3]]).rows()
     assert [row.model for row in rows] == ["standard", "hkt"]
