@@ -169,22 +169,27 @@ static void product_rows(const float* a, int64_t pitch, int64_t count, const flo
     const float* rows[R];
     for (int r = 0; r < R; r++) rows[r] = TRANSPOSED ? a + r : a + r * pitch;
     int64_t j = 0;
+    if constexpr (WIDE_TILE > 2 && R <= PRODUCT_ROWS / 2)
+        for (; j + WIDE_TILE * WIDTH <= columns; j += WIDE_TILE * WIDTH)
+            product_tile<R, WIDE_TILE, TRANSPOSED>(rows, pitch, count, b + j, b_pitch, c + j,
+                                                   c_pitch, factor);
     for (; j + 2 * WIDTH <= columns; j += 2 * WIDTH)
         product_tile<R, 2, TRANSPOSED>(rows, pitch, count, b + j, b_pitch, c + j, c_pitch, factor);
     if (j < columns)
         product_tile<R, 1, TRANSPOSED>(rows, pitch, count, b + j, b_pitch, c + j, c_pitch, factor);
 }
 
+// As many rows as there are, up to R.
 template <int R, bool TRANSPOSED>
-static void product_remainder(int64_t rows, const float* a, int64_t pitch, int64_t count,
-                              const float* b, int64_t b_pitch, float* c, int64_t c_pitch,
-                              int64_t columns, const float* factor) {
+static void product_group(int64_t rows, const float* a, int64_t pitch, int64_t count,
+                          const float* b, int64_t b_pitch, float* c, int64_t c_pitch,
+                          int64_t columns, const float* factor) {
     if constexpr (R > 0) {
         if (rows == R)
             product_rows<R, TRANSPOSED>(a, pitch, count, b, b_pitch, c, c_pitch, columns, factor);
         else
-            product_remainder<R - 1, TRANSPOSED>(rows, a, pitch, count, b, b_pitch, c, c_pitch,
-                                                 columns, factor);
+            product_group<R - 1, TRANSPOSED>(rows, a, pitch, count, b, b_pitch, c, c_pitch,
+                                             columns, factor);
     }
 }
 
@@ -195,20 +200,17 @@ template <bool TRANSPOSED>
 static void product(const float* a, int64_t pitch, int64_t rows, int64_t count, const float* b,
                     int64_t b_pitch, float* c, int64_t c_pitch, int64_t columns,
                     const float* factor, const int64_t* diagonal) {
-    for (int64_t r = 0; r < rows; r += PRODUCT_ROWS) {
-        const int64_t here = least(PRODUCT_ROWS, rows - r);
+    const bool wide = WIDE_TILE > 2 && columns % (WIDE_TILE * WIDTH) == 0;
+    const int64_t group = wide ? PRODUCT_ROWS / 2 : PRODUCT_ROWS;
+    for (int64_t r = 0; r < rows; r += group) {
+        const int64_t here = least(group, rows - r);
         int64_t first = 0, last = count;
         if (diagonal && TRANSPOSED) last = most(0, least(count, r + here + *diagonal));
         if (diagonal && !TRANSPOSED) first = least(count, most(0, r + *diagonal));
-        const float* from = TRANSPOSED ? a + r : a + r * pitch + first;
-        const float* f = factor ? factor + r : nullptr;
-        if (here == PRODUCT_ROWS)
-            product_rows<PRODUCT_ROWS, TRANSPOSED>(from, pitch, last - first, b + first * b_pitch,
-                                                   b_pitch, c + r * c_pitch, c_pitch, columns, f);
-        else
-            product_remainder<PRODUCT_ROWS - 1, TRANSPOSED>(
-                here, from, pitch, last - first, b + first * b_pitch, b_pitch, c + r * c_pitch,
-                c_pitch, columns, f);
+        product_group<PRODUCT_ROWS, TRANSPOSED>(
+            here, TRANSPOSED ? a + r : a + r * pitch + first, pitch, last - first,
+            b + first * b_pitch, b_pitch, c + r * c_pitch, c_pitch, columns,
+            factor ? factor + r : nullptr);
     }
 }
 
@@ -233,26 +235,9 @@ struct Level {
     }
 };
 
-template <int C, class Finish>
-INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t column,
-                       Finish& finish) {
-    const float* rows[SCORE_ROWS];
-    Vector acc[SCORE_ROWS][C];
-    for (int r = 0; r < SCORE_ROWS; r++) {
-        rows[r] = level.keys.data + least(key + r, level.key_count - 1) * level.keys.pitch;
-        for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
-    }
-    for (int64_t d = 0; d < width; d += SCORE_CHUNK) {
-        Vector part[SCORE_ROWS][C];
-        for (int r = 0; r < SCORE_ROWS; r++)
-            for (int c = 0; c < C; c++) part[r][c] = splat(0.0f);
-        multiply<SCORE_ROWS, C, false>(part, least(SCORE_CHUNK, width - d), rows, 0,
-                                       level.queries + d * level.pitch + column, level.pitch);
-        for (int r = 0; r < SCORE_ROWS; r++) {
-            rows[r] += SCORE_CHUNK;
-            for (int c = 0; c < C; c++) acc[r][c] += part[r][c];
-        }
-    }
+template <int C>
+INLINE void add_coarse(const Level& level, Vector (&acc)[SCORE_ROWS][C], int64_t key,
+                       int64_t column) {
     // Added last: a sum that starts at a large number rounds every product to its size. Two keys
     // share a coarse one, also where rows beyond the last repeat it.
     for (int r = 0; r < SCORE_ROWS && level.coarse; r += 2) {
@@ -264,7 +249,34 @@ INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t c
             acc[r + 1][c] += shared;
         }
     }
-    finish.template done<C>(acc, key, column);
+}
+
+template <int C, class Finish>
+INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t column,
+                       Finish& finish) {
+    const float* rows[SCORE_ROWS];
+    for (int r = 0; r < SCORE_ROWS; r++)
+        rows[r] = level.keys.data + least(key + r, level.key_count - 1) * level.keys.pitch;
+    Vector sums[SCORE_ROWS][C];  // in memory: the registers are full
+    for (int64_t d = 0;; d += SCORE_CHUNK) {
+        Vector acc[SCORE_ROWS][C];
+        for (int r = 0; r < SCORE_ROWS; r++)
+            for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
+        multiply<SCORE_ROWS, C, false>(acc, least(SCORE_CHUNK, width - d), rows, 0,
+                                       level.queries + d * level.pitch + column, level.pitch);
+        if (d > 0)
+            for (int r = 0; r < SCORE_ROWS; r++)
+                for (int c = 0; c < C; c++) acc[r][c] += sums[r][c];
+        if (d + SCORE_CHUNK >= width) {
+            add_coarse<C>(level, acc, key, column);
+            finish.template done<C>(acc, key, column);
+            return;
+        }
+        for (int r = 0; r < SCORE_ROWS; r++) {
+            rows[r] += SCORE_CHUNK;
+            for (int c = 0; c < C; c++) sums[r][c] = acc[r][c];
+        }
+    }
 }
 
 template <class Finish>

@@ -138,12 +138,16 @@ struct KeepExponentials {
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
         hide_later(level, acc, key, column);
-        for (int c = 0; c < C; c++) {
-            const Vector top = load(largest + column + c * WIDTH);
-            for (int r = 0; r < SCORE_ROWS; r++)
-                store(weights + (key + r) * level.pitch + column + c * WIDTH,
-                      exponential(acc[r][c] - top));
-        }
+        float* to = weights + key * level.pitch + column;
+        for (int r = 0; r < SCORE_ROWS; r++)
+            for (int c = 0; c < C; c++) store(to + r * level.pitch + c * WIDTH, acc[r][c]);
+        Vector top[C];
+        for (int c = 0; c < C; c++) top[c] = load(largest + column + c * WIDTH);
+// Unrolled, exponentials would take registers from each other.
+#pragma GCC unroll 1
+        for (int r = 0; r < SCORE_ROWS; r++, to += level.pitch)
+            for (int c = 0; c < C; c++)
+                store(to + c * WIDTH, exponential(load(to + c * WIDTH) - top[c]));
     }
 };
 

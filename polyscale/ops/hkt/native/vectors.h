@@ -4,13 +4,14 @@
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
 
-// Rows of a tile: as many as the registers hold. TILE columns of them divide into PRODUCT_ROWS.
+// Rows of a tile: as many as the registers hold. TILE columns of them divide into PRODUCT_ROWS, which
+// go with two vectors of columns, or half of them with WIDE_TILE vectors: fewer rows to load from.
 #if defined(__AVX512F__) || defined(HKT_WIDE)
-enum { WIDTH = 16, SCORE_ROWS = 8, PRODUCT_ROWS = 12 };
+enum { WIDTH = 16, SCORE_ROWS = 8, PRODUCT_ROWS = 12, WIDE_TILE = 4 };
 #elif defined(__AVX2__)
-enum { WIDTH = 8, SCORE_ROWS = 4, PRODUCT_ROWS = 6 };
+enum { WIDTH = 8, SCORE_ROWS = 4, PRODUCT_ROWS = 6, WIDE_TILE = 2 };
 #else
-enum { WIDTH = 4, SCORE_ROWS = 4, PRODUCT_ROWS = 6 };
+enum { WIDTH = 4, SCORE_ROWS = 4, PRODUCT_ROWS = 6, WIDE_TILE = 2 };
 #endif
 
 typedef float Vector __attribute__((vector_size(WIDTH * 4)));
