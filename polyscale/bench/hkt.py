@@ -200,7 +200,7 @@ def training_of_processes(batch: int, length: int, rounds: int, processes: int) 
     """`compare_training` in fresh processes: the one with the median ratio, and all ratios.
 
     Where memory happens to lie makes a ratio differ by hundredths from process to process, however
-    many rounds each of them takes.
+    many rounds each of them takes. Parts of a step, and peak rates, are the best of all processes.
     """
     code = (
         "import json; from polyscale.bench import hkt; from polyscale._memory import "
@@ -209,7 +209,20 @@ def training_of_processes(batch: int, length: int, rounds: int, processes: int) 
     )
     rows: list[Row] = [json.loads(in_fresh_process(code)) for _ in range(processes)]
     rows.sort(key=lambda row: row["ratio"])
-    return {**rows[processes // 2], "ratios": [row["ratio"] for row in rows]}
+    median = rows[processes // 2]
+    peak = _best_of(max, [row["peak"] for row in rows])
+    return {
+        **median,
+        "ratios": [row["ratio"] for row in rows],
+        "peak": peak,
+        "limit_ratio": step_limit(batch, length, LEVELS, median["standard_seconds"], peak),
+        "hkt_parts": _best_of(min, [row["hkt_parts"] for row in rows]),
+        "standard_parts": _best_of(min, [row["standard_parts"] for row in rows]),
+    }
+
+
+def _best_of(best: Callable[..., float], found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: best(one[name] for one in found) for name in found[0]}
 
 
 def in_fresh_process(code: str) -> str:

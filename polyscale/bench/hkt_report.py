@@ -77,8 +77,8 @@ def to_markdown(result: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "Where the time of such a step goes (profiled, each part the best of several steps), and "
-        "at what rate. Products: by what factor HKT has more of them.",
+        "Where the time of such a step goes (profiled, each part the best of several steps of all "
+        "processes), and at what rate. Products: by what factor HKT has more of them.",
         "",
         "| T | part | HKT | standard | ratio | products | HKT rate | standard rate | peak |",
         "|---|---|---|---|---|---|---|---|---|",

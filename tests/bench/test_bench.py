@@ -114,6 +114,28 @@ def test_every_measurement_of_hkt_gives_a_row():
     assert layers["HKT, 3 levels"]["positions_seen"] == 1.0
 
 
+def test_parts_of_a_step_are_the_best_of_all_processes(monkeypatch):
+    rows = [
+        {
+            "ratio": ratio,
+            "standard_seconds": 1.0,
+            "peak": {"gigaflops": rate, "gigabytes_per_second": 40.0},
+            "hkt_parts": {"matrix products": seconds},
+            "standard_parts": {"matrix products": 0.4},
+            "limit_ratio": 9.0,
+        }
+        for ratio, rate, seconds in ((1.3, 200.0, 0.5), (1.1, 100.0, 0.7), (1.2, 150.0, 0.6))
+    ]
+    answers = iter([json.dumps(row) for row in rows])
+    monkeypatch.setattr(hkt, "in_fresh_process", lambda code: next(answers))
+    found = hkt.training_of_processes(16, 512, rounds=1, processes=3)
+    assert found["ratio"] == 1.2
+    assert found["ratios"] == [1.1, 1.2, 1.3]
+    assert found["peak"]["gigaflops"] == 200.0
+    assert found["hkt_parts"] == {"matrix products": 0.5}
+    assert found["limit_ratio"] == step_limit(16, 512, 3, 1.0, found["peak"])
+
+
 def test_the_limit_of_a_step_is_its_products_and_what_downsampling_moves():
     products, bytes_moved = step_flops(2, 64, 1), 4 * 2 * 2 * (4 * 64 + 3 * 48) * 256
     assert downsampling_bytes(2, 64, 3) == bytes_moved
