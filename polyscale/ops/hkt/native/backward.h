@@ -18,6 +18,12 @@ static void pool(const float* from, int64_t pitch, int64_t rows, int64_t columns
     }
 }
 
+// Columns from `first` on.
+static void clear_beyond(const Level& level, int64_t first, float* scores) {
+    for (int64_t key = 0; key < level.key_count && first < level.pitch; key++)
+        memset(scores + key * level.pitch + first, 0, (size_t)(level.pitch - first) * sizeof(float));
+}
+
 // rows[key][:] += a[key][:] . b, into memory of whole vectors, or by way of `sums`.
 static void add_product(const Level& level, const float* a, int64_t query_count, const float* b,
                         int64_t width, float* to, int64_t to_pitch, float* sums) {
@@ -173,11 +179,14 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
                                  : (float*)p.grad_value.data + offset(p.grad_value, s, 0, key);
     add_product(fine, my.weights, fine.query_count, my.grad_output, p.value_width, grad_value,
                 value_pitch, my.sums);
+    const bool pooled = !exact && !sharp && p.levels > 1;
     if (exact) {
         exact_grad_scores(p, my, by_value);
     } else {
-        KeepGradScores keep{fine, my.grad_scores[0], my.delta};
+        KeepGradScores keep{fine, my.grad_scores[0], my.delta,
+                            pooled ? my.grad_scores[1] : nullptr, my.tile.level[1].pitch};
         score_tiles(by_value, p.value_width, keep);
+        if (pooled) clear_beyond(my.tile.level[1], fine.pitch / 2, my.grad_scores[1]);
     }
 
     for (int64_t l = 0; l < p.levels; l++) {
@@ -185,7 +194,7 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
         float* grad_scores = my.grad_scores[l];
         if (sharp) leave_out_block(my, key, l);
         // From the finest level on, if something was left out there.
-        for (int64_t k = sharp ? 0 : l - 1; k >= 0 && k < l; k++) {
+        for (int64_t k = sharp ? 0 : l - 1; k >= (pooled ? 1 : 0) && k < l; k++) {
             const Level &from = my.tile.level[k], &next = my.tile.level[k + 1];
             pool(my.grad_scores[k], from.pitch, next.key_count, next.pitch, my.grad_scores[k + 1],
                  next.pitch);

@@ -151,14 +151,19 @@ struct KeepExponentials {
     }
 };
 
-// Gradients, in place of the weights.
+// Gradients, in place of the weights. And, if they are asked for, their sums over two by two, which
+// are those of the next level.
 struct KeepGradScores {
     const Level& level;
     float* scores;
     const float* delta;
+    float* pooled;
+    int64_t pooled_pitch;
     INLINE_MEMBER void skip(int64_t key, int64_t column) {
         for (int r = 0; r < SCORE_ROWS; r++)
             store(scores + (key + r) * level.pitch + column, splat(0.0f));
+        for (int r = 0; r < SCORE_ROWS / 2 && pooled; r++)
+            store_half(pooled + (key / 2 + r) * pooled_pitch + column / 2, splat(0.0f));
     }
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
@@ -166,8 +171,19 @@ struct KeepGradScores {
             const Vector less = load(delta + column + c * WIDTH);
             for (int r = 0; r < SCORE_ROWS; r++) {
                 float* at = scores + (key + r) * level.pitch + column + c * WIDTH;
-                store(at, load(at) * (acc[r][c] - less));
+                acc[r][c] = load(at) * (acc[r][c] - less);
+                store(at, acc[r][c]);
             }
+        }
+        for (int r = 0; r < SCORE_ROWS && pooled; r += 2) {
+            float* to = pooled + (key + r) / 2 * pooled_pitch + column / 2;
+            // Rows beyond the last key repeat it.
+            const bool whole = key + r + 1 < level.key_count;
+            Vector sum[C];
+            for (int c = 0; c < C; c++) sum[c] = whole ? acc[r][c] + acc[r + 1][c] : acc[r][c];
+            for (int c = 0; c + 1 < C; c += 2)
+                store(to + c * (WIDTH / 2), add_pairs(sum[c], sum[c + 1]));
+            if (C % 2) store_half(to + (C - 1) * (WIDTH / 2), add_pairs(sum[C - 1], sum[C - 1]));
         }
     }
 };

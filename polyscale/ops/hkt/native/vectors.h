@@ -25,6 +25,9 @@ INLINE Vector load(const float* from) {
 
 INLINE void store(float* to, Vector x) { memcpy(to, &x, sizeof x); }
 
+// The first half of the lanes.
+INLINE void store_half(float* to, Vector x) { memcpy(to, &x, sizeof x / 2); }
+
 INLINE Integers bits(Vector x) { return (Integers)x; }
 
 INLINE Vector choose(Integers mask, Vector yes, Vector no) {
