@@ -67,7 +67,7 @@ def plan_hkt(preset: str = "cpu") -> list[PlannedRun]:
     `paper` runs all of them.
 
     >>> len(plan_hkt("cpu")), len(plan_hkt("paper"))
-    (37, 126)
+    (40, 126)
     """
     if preset not in PRESETS:
         raise ValueError(f"preset takes one of {', '.join(PRESETS)}; got {preset!r}")

@@ -105,10 +105,7 @@ def test_the_plan_of_the_paper_has_every_seed_and_every_ablation():
         )
         for run in cpu[len(main) :]
     }
-    every_seed = {
-        ("imdb-char", "hkt-plain"),
-        ("listops", "hkt-plain"),
-    }
+    every_seed = {(task, "hkt-plain") for task in ("imdb-char", "listops", "scifar10")}
     assert {key for key, found in seeds.items() if found == (0, 1, 2)} == every_seed
     assert {found for key, found in seeds.items() if key not in every_seed} == {(0,)}
     assert sum(table == "imdb-char" for table, _ in seeds) == 1 + 11
@@ -128,6 +125,7 @@ def test_ablations_change_one_thing_of_plain_hkt():
     own = {"values": "fine", "filter_width": 4}
     assert options["imdb-char", "hkt"] == plain | own
     assert options["listops", "hkt-filter"] == options["listops", "hkt"] | own
+    assert options["scifar10", "hkt"] == options["scifar10", "hkt-plain"] | {"levels": 5}
 
 
 def test_bad_names_of_plans_are_refused():
