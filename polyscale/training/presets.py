@@ -71,8 +71,8 @@ _TABLE_HKT_BY_TASK: dict[str, dict[str, Any]] = {
     "imdb-char": {"values": "fine", "filter_width": 4},
     "scifar10": {"levels": 5},
 }
-# Filters start as means. On ListOps, whose learning rate is the highest, smaller steps suit them; on
-# sequential CIFAR-10 they are as good.
+# Filters start as means. On ListOps, whose learning rate is the highest, smaller steps suit them;
+# on sequential CIFAR-10 they are as good.
 _HKT_TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "small"): {"filter_rate": 0.25},
     ("scifar10", "small"): {"filter_rate": 0.25},
