@@ -47,13 +47,16 @@ def _is_plain(projection: nn.Module) -> TypeGuard[nn.Linear]:
 
 def _takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether oneDNN can run, and nobody looks on who knows only torch's own products."""
+    # First, as a compiler that traces the rest would cut its graph here.
+    if torch.compiler.is_compiling():
+        return False
     tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
     if any(tensor.device.type != "cpu" or tensor.dtype != torch.float32 for tensor in tensors):
         return False
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
-    # Compilers, autocast, subclasses of tensors, FLOP counters and other modes, torch.func.
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    # Autocast, subclasses of tensors, FLOP counters and other modes, torch.func.
+    if torch.is_autocast_enabled("cpu"):
         return False
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
         return False

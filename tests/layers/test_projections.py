@@ -104,6 +104,15 @@ def test_whoever_looks_on_sees_torchs_own_product(runs):
     assert not runs
 
 
+def test_a_compiled_product_is_one_graph(runs):
+    tensors = inputs()
+    compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    for rows in (50, 70, 90):  # sizes that differ become symbols
+        tensors[0] = torch.randn(3, rows, 24)
+        torch.testing.assert_close(compiled(*tensors), F.linear(*tensors))
+    assert not runs
+
+
 def test_projections_side_by_side_are_those_one_by_one(runs):
     torch.manual_seed(0)
     parts = [nn.Linear(24, 24), nn.Linear(24, 16)]
