@@ -31,8 +31,7 @@ def project(x: Tensor, projections: Sequence[nn.Module]) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, on the CPU in float32 by oneDNN, which adds the bias while it multiplies.
 
-    The product that `F.linear` takes there needs a pass over memory for the bias, and on some
-    processors leaves out their widest instructions.
+    The product that `F.linear` takes there needs a pass over memory for the bias.
     """
     if not _takes(x, weight, bias):
         return F.linear(x, weight, bias)

@@ -7,6 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from polyscale.layers import projections
 from polyscale.layers.projections import linear, project
 
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
+)
+
 
 def inputs(rows=(3, 50), width=24, out=40, bias=True):
     generator = torch.Generator().manual_seed(0)
@@ -37,6 +41,7 @@ def runs(monkeypatch):
     return seen
 
 
+@needs_onednn
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [(3, 50), (1, 65), (129,), (2, 5, 7)])
 def test_a_product_by_onednn_is_the_product_with_its_gradients(rows, bias, runs):
@@ -47,6 +52,7 @@ def test_a_product_by_onednn_is_the_product_with_its_gradients(rows, bias, runs)
     assert len(runs) == 2  # forward, and the gradient of the input
 
 
+@needs_onednn
 def test_inputs_need_not_lie_side_by_side(runs):
     x, weight, bias = inputs()
     across = x.transpose(0, 1).contiguous().transpose(0, 1)
@@ -57,6 +63,7 @@ def test_inputs_need_not_lie_side_by_side(runs):
     assert runs
 
 
+@needs_onednn
 def test_only_the_gradients_asked_for_are_made(runs):
     x, weight, bias = inputs()
     weight.requires_grad_()
@@ -65,6 +72,7 @@ def test_only_the_gradients_asked_for_are_made(runs):
     assert len(runs) == 1
 
 
+@needs_onednn
 def test_gradients_of_gradients(runs):
     leaves = [x.requires_grad_() for x in inputs()]
     exact = [x.detach().double().requires_grad_() for x in leaves]
@@ -113,6 +121,7 @@ def test_a_compiled_product_is_one_graph(runs):
     assert not runs
 
 
+@needs_onednn
 def test_projections_side_by_side_are_those_one_by_one(runs):
     torch.manual_seed(0)
     parts = [nn.Linear(24, 24), nn.Linear(24, 16)]

@@ -183,8 +183,8 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
     if (exact) {
         exact_grad_scores(p, my, by_value);
     } else {
-        KeepGradScores keep{fine, my.grad_scores[0], my.delta,
-                            pooled ? my.grad_scores[1] : nullptr, my.tile.level[1].pitch};
+        KeepGradScores keep{fine, my.grad_scores[0], my.delta, nullptr, 0};
+        if (pooled) keep.pooled = my.grad_scores[1], keep.pooled_pitch = my.tile.level[1].pitch;
         score_tiles(by_value, p.value_width, keep);
         if (pooled) clear_beyond(my.tile.level[1], fine.pitch / 2, my.grad_scores[1]);
     }
