@@ -238,12 +238,13 @@ struct Level {
 template <int C>
 INLINE void add_coarse(const Level& level, Vector (&acc)[SCORE_ROWS][C], int64_t key,
                        int64_t column) {
+    if (!level.coarse) return;
     // Added last: a sum that starts at a large number rounds every product to its size. Two keys
     // share a coarse one, also where rows beyond the last repeat it.
-    for (int r = 0; r < SCORE_ROWS && level.coarse; r += 2) {
+    UNROLL for (int r = 0; r < SCORE_ROWS; r += 2) {
         const int64_t row = least(key + r, level.key_count - 1) >> 1;
         const float* from = level.coarse + row * level.coarse_pitch + column / 2;
-        for (int c = 0; c < C; c++) {
+        UNROLL for (int c = 0; c < C; c++) {
             const Vector shared = load_doubled(from + c * (WIDTH / 2));
             acc[r][c] += shared;
             acc[r + 1][c] += shared;
@@ -260,36 +261,39 @@ INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t c
     Vector sums[SCORE_ROWS][C];  // in memory: the registers are full
     for (int64_t d = 0;; d += SCORE_CHUNK) {
         Vector acc[SCORE_ROWS][C];
-        for (int r = 0; r < SCORE_ROWS; r++)
-            for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
+        UNROLL for (int r = 0; r < SCORE_ROWS; r++)
+            UNROLL for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
         multiply<SCORE_ROWS, C, false>(acc, least(SCORE_CHUNK, width - d), rows, 0,
                                        level.queries + d * level.pitch + column, level.pitch);
         if (d > 0)
-            for (int r = 0; r < SCORE_ROWS; r++)
-                for (int c = 0; c < C; c++) acc[r][c] += sums[r][c];
+            UNROLL for (int r = 0; r < SCORE_ROWS; r++)
+                UNROLL for (int c = 0; c < C; c++) acc[r][c] += sums[r][c];
         if (d + SCORE_CHUNK >= width) {
             add_coarse<C>(level, acc, key, column);
             finish.template done<C>(acc, key, column);
             return;
         }
-        for (int r = 0; r < SCORE_ROWS; r++) {
+        UNROLL for (int r = 0; r < SCORE_ROWS; r++) {
             rows[r] += SCORE_CHUNK;
-            for (int c = 0; c < C; c++) sums[r][c] = acc[r][c];
+            UNROLL for (int c = 0; c < C; c++) sums[r][c] = acc[r][c];
         }
     }
 }
 
+// Some columns for all keys, then the next ones: the queries stay in the nearest cache.
 template <class Finish>
 static void score_tiles(const Level& level, int64_t width, Finish& finish) {
     const int64_t columns = padded(level.query_count);
-    for (int64_t key = 0; key < level.key_count; key += SCORE_ROWS) {
-        int64_t column = 0;
-        for (; column < columns && level.is_hidden(key, column + WIDTH - 1); column += WIDTH)
-            finish.skip(key, column);
-        for (; column + TILE * WIDTH <= columns; column += TILE * WIDTH)
-            score_tile<TILE>(level, width, key, column, finish);
-        if (columns - column == 2 * WIDTH) score_tile<2>(level, width, key, column, finish);
-        if (columns - column == WIDTH) score_tile<1>(level, width, key, column, finish);
+    for (int64_t first = 0; first < columns; first += TILE * WIDTH) {
+        const int64_t end = least(columns, first + TILE * WIDTH);
+        for (int64_t key = 0; key < level.key_count; key += SCORE_ROWS) {
+            int64_t column = first;
+            for (; column < end && level.is_hidden(key, column + WIDTH - 1); column += WIDTH)
+                finish.skip(key, column);
+            if (end - column == TILE * WIDTH) score_tile<TILE>(level, width, key, column, finish);
+            if (end - column == 2 * WIDTH) score_tile<2>(level, width, key, column, finish);
+            if (end - column == WIDTH) score_tile<1>(level, width, key, column, finish);
+        }
     }
 }
 
@@ -314,8 +318,8 @@ struct Keep {
     INLINE_MEMBER void skip(int64_t, int64_t) {}
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
-        for (int r = 0; r < SCORE_ROWS; r++)
-            for (int c = 0; c < C; c++)
+        UNROLL for (int r = 0; r < SCORE_ROWS; r++)
+            UNROLL for (int c = 0; c < C; c++)
                 store(scores + (key + r) * pitch + column + c * WIDTH, acc[r][c]);
     }
 };

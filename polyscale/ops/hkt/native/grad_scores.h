@@ -139,8 +139,8 @@ struct KeepExponentials {
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
         hide_later(level, acc, key, column);
         float* to = weights + key * level.pitch + column;
-        for (int r = 0; r < SCORE_ROWS; r++)
-            for (int c = 0; c < C; c++) store(to + r * level.pitch + c * WIDTH, acc[r][c]);
+        UNROLL for (int r = 0; r < SCORE_ROWS; r++)
+            UNROLL for (int c = 0; c < C; c++) store(to + r * level.pitch + c * WIDTH, acc[r][c]);
         Vector top[C];
         for (int c = 0; c < C; c++) top[c] = load(largest + column + c * WIDTH);
 // Unrolled, exponentials would take registers from each other.
@@ -167,21 +167,22 @@ struct KeepGradScores {
     }
     template <int C>
     INLINE_MEMBER void done(Vector (&acc)[SCORE_ROWS][C], int64_t key, int64_t column) {
-        for (int c = 0; c < C; c++) {
+        UNROLL for (int c = 0; c < C; c++) {
             const Vector less = load(delta + column + c * WIDTH);
-            for (int r = 0; r < SCORE_ROWS; r++) {
+            UNROLL for (int r = 0; r < SCORE_ROWS; r++) {
                 float* at = scores + (key + r) * level.pitch + column + c * WIDTH;
                 acc[r][c] = load(at) * (acc[r][c] - less);
                 store(at, acc[r][c]);
             }
         }
-        for (int r = 0; r < SCORE_ROWS && pooled; r += 2) {
+        if (!pooled) return;
+        UNROLL for (int r = 0; r < SCORE_ROWS; r += 2) {
             float* to = pooled + (key + r) / 2 * pooled_pitch + column / 2;
             // Rows beyond the last key repeat it.
             const bool whole = key + r + 1 < level.key_count;
             Vector sum[C];
-            for (int c = 0; c < C; c++) sum[c] = whole ? acc[r][c] + acc[r + 1][c] : acc[r][c];
-            for (int c = 0; c + 1 < C; c += 2)
+            UNROLL for (int c = 0; c < C; c++) sum[c] = whole ? acc[r][c] + acc[r + 1][c] : acc[r][c];
+            UNROLL for (int c = 0; c + 1 < C; c += 2)
                 store(to + c * (WIDTH / 2), add_pairs(sum[c], sum[c + 1]));
             if (C % 2) store_half(to + (C - 1) * (WIDTH / 2), add_pairs(sum[C - 1], sum[C - 1]));
         }

@@ -3,6 +3,8 @@
 #define INFINITE __builtin_inff()
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
+// For loops over the registers of a tile: one that is left a loop keeps them all in memory.
+#define UNROLL _Pragma("GCC unroll 16")
 
 // Rows of a tile: as many as the registers hold. TILE columns of them divide into PRODUCT_ROWS, which
 // go with two vectors of columns, or half of them with WIDE_TILE vectors: fewer rows to load from.
@@ -114,13 +116,10 @@ INLINE void multiply(Vector (&acc)[R][C], int64_t count, const float* const* row
 #pragma GCC unroll 1
     for (int64_t k = 0; k < count; k++) {
         Vector right[C];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) right[c] = load(b + c * WIDTH);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
+        UNROLL for (int c = 0; c < C; c++) right[c] = load(b + c * WIDTH);
+        UNROLL for (int r = 0; r < R; r++) {
             const Vector left = splat(TRANSPOSED ? column[r] : a[r][k]);
-#pragma GCC unroll 4
-            for (int c = 0; c < C; c++) acc[r][c] = left * right[c] + acc[r][c];
+            UNROLL for (int c = 0; c < C; c++) acc[r][c] = left * right[c] + acc[r][c];
         }
         b += b_pitch;
         if (TRANSPOSED) column += pitch;
