@@ -113,7 +113,13 @@ _PARTS = {
     "attention forward": ("polyscale::hkt_attention",),
     "attention backward": ("polyscale::hkt_projected_backward", "polyscale::hkt_backward"),
     "downsampling": ("polyscale::hkt_downsample",),
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise"),
+    "matrix products": (
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "mkldnn::_linear_pointwise",
+        "polyscale::weight_gradient",
+    ),
 }
 
 

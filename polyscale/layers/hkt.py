@@ -17,7 +17,7 @@ from polyscale.layers.hkt_options import (
 )
 from polyscale.layers.hkt_steps import continue_ragged, continue_together, start_cache
 from polyscale.layers.positions import rotate
-from polyscale.layers.projections import project
+from polyscale.layers.projections import project, project_together
 from polyscale.ops.hkt.api import attend, attend_projected, implementation
 from polyscale.ops.hkt.layout import PackedLayout, Padding, level_length
 from polyscale.ops.hkt.reference import (
@@ -146,6 +146,11 @@ class HKTAttention(nn.Module):
             projection.bias.fill_(self.local_start)
 
     @property
+    def fused(self) -> bool:
+        """Whether native kernels may do what surrounds the attention."""
+        return self.impl in ("auto", "native")
+
+    @property
     def level_weights(self) -> Tensor:
         """The weight of every level in each head, `[H, L]`; rows sum to 1."""
         if self.level_logits is None:
@@ -218,16 +223,12 @@ class HKTAttention(nn.Module):
         packed = None
         if cu_seqlens is not None:
             packed = PackedLayout.from_cu_seqlens(cu_seqlens, self.levels)
-        fine_input, coarse_input, sizes = self.hierarchy.fine_and_coarse(
-            x, packed, fused=self.impl in ("auto", "native")
-        )
+        fine_input, coarse_input, sizes = self.hierarchy.fine_and_coarse(x, packed, self.fused)
         numbers, indices = _blocks(x, self.levels, packed)
         positions = [number * 2**level for level, number in enumerate(numbers)]
-        fine = project(fine_input, self.projections(0, values=True))
+        fine, coarse = self._project(fine_input, coarse_input, sizes)
         levels = self.split(fine, [x.shape[1]], positions[:1])
-        coarse = None
-        if coarse_input is not None:
-            coarse = self._project_coarse(coarse_input, sizes)
+        if coarse is not None:
             above = self.split(coarse, sizes, positions[1:])
             levels = Levels(*(low + high for low, high in zip(levels, above, strict=True)))
         values = levels.values
@@ -272,13 +273,21 @@ class HKTAttention(nn.Module):
         found = [self.q_proj[number], *self.k_proj[number : number + 1]]
         return [*found, self.v_proj] if values else found
 
-    def _project_coarse(self, coarse: Tensor, sizes: list[int]) -> Tensor:
-        """All levels above 0 by one product, if they share their projections."""
+    def _project(
+        self, fine: Tensor, coarse: Tensor | None, sizes: list[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Level 0, and all levels above it, one after the other."""
+        everything = self.projections(0, values=True)
+        if coarse is None:
+            return project(fine, everything, self.fused), None
         if self.shared_projections:
-            return project(coarse, self.projections(1, self.merges_values))
-        pieces = enumerate(coarse.split(sizes, dim=1), start=1)
-        made = [project(x, self.projections(level, self.merges_values)) for level, x in pieces]
-        return torch.cat(made, dim=1)
+            shared = len(self.projections(1, self.merges_values))
+            return project_together(fine, coarse, everything, shared, self.fused)
+        above = [
+            project(x, self.projections(level, self.merges_values), self.fused)
+            for level, x in enumerate(coarse.split(sizes, dim=1), start=1)
+        ]
+        return project(fine, everything, self.fused), torch.cat(above, dim=1)
 
     def split(self, projected: Tensor, sizes: list[int], positions: Sequence[Tensor]) -> Levels:
         """Projections `[B, N, ..]` of some levels, one after the other, as their parts.

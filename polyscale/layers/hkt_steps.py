@@ -106,9 +106,12 @@ def _project(layer: HKTAttention, inputs: list[Tensor], positions: list[Tensor])
     sizes = [x.shape[1] for x in inputs]
     if layer.shared_projections:
         every = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
-        projected = project(every, layer.projections(0, values=True))
+        projected = project(every, layer.projections(0, values=True), layer.fused)
     else:
-        made = [project(x, layer.projections(level, True)) for level, x in enumerate(inputs)]
+        made = [
+            project(x, layer.projections(level, True), layer.fused)
+            for level, x in enumerate(inputs)
+        ]
         projected = torch.cat(made, dim=1)
     return layer.split(projected, sizes, positions)
 

@@ -4,8 +4,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import polyscale as ps
 from polyscale.layers import projections
-from polyscale.layers.projections import linear, project
+from polyscale.layers.projections import linear, linear_together, project, project_together
+from polyscale.ops.hkt.native import weight_gradient
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
@@ -52,6 +54,43 @@ def test_a_product_by_onednn_is_the_product_with_its_gradients(rows, bias, runs)
     assert len(runs) == 2  # forward, and the gradient of the input
 
 
+def two_inputs():
+    x, weight, bias = inputs()
+    return [x, torch.randn(3, 30, 24), weight, bias]
+
+
+def together(x, other, weight, bias):
+    return linear_together(x, other, weight, bias, 16)
+
+
+def apart(x, other, weight, bias):
+    return F.linear(x, weight, bias), F.linear(other, weight[:16], bias[:16])
+
+
+@needs_onednn
+@pytest.mark.parametrize("used", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("kernel", [True, False])
+def test_two_inputs_of_one_weight_are_those_apart(used, kernel, runs, monkeypatch):
+    if not kernel:
+        monkeypatch.setattr(weight_gradient, "is_available", lambda: False)
+    tensors = two_inputs()
+    cotangents = [torch.randn(3, 50, 40), torch.randn(3, 30, 16)]
+    found, expected = [], []
+    for results, function, dtype in (
+        (found, together, torch.float32),
+        (expected, apart, torch.float64),
+    ):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
+        outputs = function(*leaves)
+        results += outputs
+        made = [outputs[number] for number in used]
+        given = [cotangents[number].to(dtype) for number in used]
+        gradients = torch.autograd.grad(made, leaves, given, materialize_grads=True)
+        results += [gradient for gradient in gradients if gradient.any()]
+    assert_close(found, expected)
+    assert runs
+
+
 @needs_onednn
 def test_inputs_need_not_lie_side_by_side(runs):
     x, weight, bias = inputs()
@@ -72,21 +111,32 @@ def test_only_the_gradients_asked_for_are_made(runs):
     assert len(runs) == 1
 
 
+def summed(outputs):
+    return sum(output.sin().sum() for output in outputs)
+
+
 @needs_onednn
-def test_gradients_of_gradients(runs):
-    leaves = [x.requires_grad_() for x in inputs()]
+@pytest.mark.parametrize(
+    ("ours", "torchs", "tensors"),
+    [
+        (lambda *x: [linear(*x)], lambda *x: [F.linear(*x)], inputs()),
+        (together, apart, two_inputs()),
+    ],
+)
+def test_gradients_of_gradients(ours, torchs, tensors, runs):
+    leaves = [x.clone().requires_grad_() for x in tensors]
     exact = [x.detach().double().requires_grad_() for x in leaves]
     found, expected = (
         torch.autograd.grad(
             sum(
                 (gradient**2).sum()
                 for gradient in torch.autograd.grad(
-                    function(*tensors).sin().sum(), tensors, create_graph=True
+                    summed(function(*given)), given, create_graph=True
                 )
             ),
-            tensors,
+            given,
         )
-        for function, tensors in ((linear, leaves), (F.linear, exact))
+        for function, given in ((ours, leaves), (torchs, exact))
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3 * other.abs().max())
@@ -130,3 +180,36 @@ def test_projections_side_by_side_are_those_one_by_one(runs):
         expected = torch.cat([part(x) for part in parts], dim=-1)
         torch.testing.assert_close(project(x, parts), expected)
     assert len(runs) == 1  # few rows are projected one by one
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [10, 200])
+def test_another_input_takes_the_first_projections(rows, bias, fused, runs):
+    torch.manual_seed(0)
+    parts = [nn.Linear(24, 24, bias), nn.Linear(24, 16, bias), nn.Linear(24, 8, bias)]
+    x, other = torch.randn(2, rows, 24), torch.randn(2, rows // 2, 24)
+    found = project_together(x, other, parts, 2, fused)
+    torch.testing.assert_close(found[0], torch.cat([part(x) for part in parts], dim=-1))
+    torch.testing.assert_close(found[1], torch.cat([part(other) for part in parts[:2]], dim=-1))
+    assert fused or not runs
+
+
+@needs_onednn
+def test_the_kernel_makes_the_gradients_of_a_layers_projections(monkeypatch):
+    if not weight_gradient.is_available():
+        pytest.skip("no native kernel")
+    seen = []
+    kernel = weight_gradient.weight_gradient
+    monkeypatch.setattr(
+        weight_gradient, "weight_gradient", lambda *x: seen.append(len(x[0])) or kernel(*x)
+    )
+    for impl, levels in (("auto", 3), ("auto", 1), ("sdpa", 3)):
+        layer = ps.HKTAttention(16, 2, levels, impl=impl)
+        layer(torch.randn(1, 70, 16)).sum().backward()
+    assert seen == [2, 1]  # inputs: the levels above 0 are one; by another name it does not run
+
+
+def test_one_level_may_have_projections_of_its_own():
+    layer = ps.HKTAttention(16, 2, levels=1, shared_projections=False)
+    assert layer(torch.randn(1, 70, 16)).shape == (1, 70, 16)

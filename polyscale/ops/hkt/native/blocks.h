@@ -69,9 +69,11 @@ INLINE int64_t row_pitch(int64_t width) {
 static Rows copy_rows(const Problem& p, const Tensor& t, const Sequence& s, int64_t level,
                       int64_t first, int64_t count, int64_t filled, int64_t width, float factor,
                       const float* row_factor, float* scratch) {
-    const int64_t pitch = row_pitch(width), whole = padded(width);
+    const int64_t pitch = row_pitch(width), whole = padded(width), bytes = p.bfloat16 ? 2 : 4;
     for (int64_t i = 0; i < count; i++) {
         const int64_t from = offset(t, s, level, first + i);
+        if (i + ROWS_AHEAD < count)
+            fetch_row((const char*)t.data + (from + ROWS_AHEAD * t.row) * bytes, width * bytes);
         const float f = row_factor ? factor * row_factor[i] : factor;
         float* to = scratch + i * pitch;
         if (p.bfloat16) {

@@ -3,6 +3,7 @@
 #include "decoding.h"
 #include "downsampling.h"
 #include "team.h"
+#include "weight_gradients.h"
 
 namespace {
 
@@ -33,9 +34,12 @@ int64_t copied_floats(const Problem& p, const std::vector<Sequence>& all) {
 
 float* copy_rows(Tensor* t, const Sequence& s, int64_t level, int64_t rows, int64_t width,
                  float* to) {
-    for (int64_t i = 0; i < rows; i++)
-        memcpy(to + i * width, (const float*)t->data + offset(*t, s, level, i),
-               (size_t)width * sizeof(float));
+    const int64_t bytes = width * (int64_t)sizeof(float);
+    for (int64_t i = 0; i < rows; i++) {
+        const float* from = (const float*)t->data + offset(*t, s, level, i);
+        if (i + ROWS_AHEAD < rows) fetch_row(from + ROWS_AHEAD * t->row, bytes);
+        memcpy(to + i * width, from, (size_t)bytes);
+    }
     // Where the sequence starts stays the same.
     *t = {to - s.start[level] * width, 0, 0, width};
     return to + rows * width;
@@ -101,9 +105,12 @@ void add_rows(const Tensor& t, const Sequence& s, int64_t level, int64_t rows, i
 
 void put_rows(const Tensor& t, const Sequence& s, int64_t level, int64_t rows, int64_t width,
               const float* from) {
-    for (int64_t i = 0; i < rows; i++)
-        memcpy((float*)t.data + offset(t, s, level, i), from + i * width,
-               (size_t)width * sizeof(float));
+    const int64_t bytes = width * (int64_t)sizeof(float);
+    for (int64_t i = 0; i < rows; i++) {
+        float* to = (float*)t.data + offset(t, s, level, i);
+        if (i + ROWS_AHEAD < rows) fetch_row_to_write(to + ROWS_AHEAD * t.row, bytes);
+        memcpy(to, from + i * width, (size_t)bytes);
+    }
 }
 
 // With fewer sequences than threads, parts of a sequence's query blocks go to several threads. The
@@ -284,9 +291,15 @@ extern "C" int hkt_downsample_backward(const Downsample* problem) {
     }
 }
 
+extern "C" int hkt_weight_gradient(const WeightGradient* problem) {
+    return WeightGradients(*problem, variant(problem->variant)).run() ? 0 : 1;
+}
+
 // 0 portable, 1 AVX2, 2 AVX-512.
 extern "C" int hkt_best_variant() { return best_variant(); }
 
 extern "C" int64_t hkt_problem_size() { return (int64_t)sizeof(Problem); }
 
 extern "C" int64_t hkt_downsample_size() { return (int64_t)sizeof(Downsample); }
+
+extern "C" int64_t hkt_weight_gradient_size() { return (int64_t)sizeof(WeightGradient); }

@@ -65,11 +65,34 @@ class _Downsample(ctypes.Structure):
     )
 
 
+class _Projected(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "grad")),
+        *((name, _int64) for name in ("rows", "outputs")),
+    )
+
+
+class _WeightGradient(ctypes.Structure):
+    _fields_ = (
+        ("projected", _Projected * 2),
+        ("width", _int64),
+        *((name, ctypes.c_void_p) for name in ("grad_weight", "grad_bias")),
+        *((name, _int32) for name in ("threads", "variant")),
+    )
+
+
+_STRUCTS = {
+    "problem": _Problem,
+    "downsample": _Downsample,
+    "weight_gradient": _WeightGradient,
+}
+
+
 @cache
 def _library() -> ctypes.CDLL:
     """The library, once it is seen to describe its arguments as this file does."""
     library = load()
-    for name, struct in (("problem", _Problem), ("downsample", _Downsample)):
+    for name, struct in _STRUCTS.items():
         size = getattr(library, f"hkt_{name}_size")
         size.restype = _int64
         if size() != ctypes.sizeof(struct):
@@ -180,6 +203,24 @@ def downsample(
     for name, gradient in zip(names, grads, strict=True):
         setattr(problem, name, gradient.data_ptr())
     _run("hkt_downsample_backward", problem)
+
+
+def weight_gradient(
+    inputs: Sequence[Tensor], grads: Sequence[Tensor], grad_weight: Tensor, grad_bias: Tensor
+) -> None:
+    """Fill the gradients of a projection that made one or two inputs, `[N, C]`, into others.
+
+    `grads`: those of the outputs, `[N, O]`; of a second input there may be the first outputs only.
+    Everything is contiguous and float32.
+    """
+    problem = _WeightGradient()
+    for number, (x, grad) in enumerate(zip(inputs, grads, strict=True)):
+        addresses = x.data_ptr(), grad.data_ptr()
+        problem.projected[number] = _Projected(*addresses, *grad.shape)
+    problem.width = grad_weight.shape[1]
+    problem.grad_weight, problem.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
+    problem.threads, problem.variant = torch.get_num_threads(), _variant()
+    _run("hkt_weight_gradient", problem)
 
 
 def _run(name: str, problem: ctypes.Structure) -> None:

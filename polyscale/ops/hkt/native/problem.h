@@ -53,6 +53,15 @@ static inline int64_t round_up(int64_t a, int64_t multiple) {
     return (a + multiple - 1) / multiple * multiple;
 }
 
+// Rows that lie far apart are on pages of their own: what is needed soon is fetched by name.
+enum { ROWS_AHEAD = 12 };
+static inline void fetch_row(const void* row, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char*)row + b, 0);
+}
+static inline void fetch_row_to_write(void* row, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((char*)row + b, 1);
+}
+
 static inline uint16_t to_bfloat16(float x) {
     uint32_t wide;
     memcpy(&wide, &x, 4);
@@ -79,6 +88,20 @@ struct Downsample {
     int32_t threads, variant;
 };
 
+// Rows of an input and the gradients of what a projection made of them.
+struct Projected {
+    const float *x, *grad;  // [rows][width], [rows][outputs]
+    int64_t rows, outputs;
+};
+
+// The gradient of a weight from one or two inputs. The second may have the first outputs only.
+struct WeightGradient {
+    Projected projected[2];
+    int64_t width;
+    float *grad_weight, *grad_bias;  // [outputs of the first][width], [outputs of the first]
+    int32_t threads, variant;
+};
+
 // One set of instructions. `scratch` is aligned to 64 bytes.
 struct Variant {
     int64_t query_block;
@@ -95,4 +118,7 @@ struct Variant {
     // Adds to grad_weights[levels][width][channels]; `scratch` holds a row at all coarse levels.
     void (*downsample_backward)(const Downsample*, int64_t row, int64_t first, int64_t channels,
                                 double* grad_weights, float* scratch);
+    int64_t (*weight_gradient_floats)(const WeightGradient*);
+    // Of the outputs from `begin` to `end`.
+    void (*weight_gradient)(const WeightGradient*, int64_t begin, int64_t end, float* scratch);
 };

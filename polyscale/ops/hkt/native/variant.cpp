@@ -14,6 +14,7 @@ namespace {
 #include "backward.h"
 #include "decode.h"
 #include "downsample.h"
+#include "weight_gradient.h"
 
 int64_t scratch_floats(const Problem* p) {
     ForwardScratch forward;
@@ -29,10 +30,17 @@ int64_t decode_floats(const Problem* p) {
     float* none = (float*)64;
     return decode.reserve(*p, Scratch{none}) - none;
 }
+
+int64_t weight_gradient_floats(const WeightGradient* w) {
+    WeightGradientScratch my;
+    float* none = (float*)64;
+    return my.reserve(*w, Scratch{none}) - none;
+}
 }  // namespace
 
 extern "C" const Variant HKT_VARIANT;
 const Variant HKT_VARIANT = {
     QUERY_BLOCK,  scratch_floats, forward_block,   backward_part,       DECODE_CHUNK,
     decode_floats, decode_chunk,  downsample_part, downsample_backward_part,
+    weight_gradient_floats, weight_gradient,
 };

@@ -1,0 +1,46 @@
+"""The gradient of a projection on the CPU: weight and bias in one pass over one or two inputs."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyscale.ops.hkt.native import library
+from polyscale.ops.hkt.native.op import why_no_kernel
+
+__all__ = ["is_available", "weight_gradient"]
+
+
+def is_available() -> bool:
+    """Whether there is a kernel. Builds it if need be."""
+    return why_no_kernel() is None
+
+
+def weight_gradient(inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """`[O, C]`, the sum of `grad^T x`, and `[O]`, the sum of `grad`; float32 on the CPU.
+
+    Args:
+        inputs: one or two, `[.., C]`.
+        grads: of what the projection made of each, `[.., O]`; the second may have fewer outputs,
+            which are the first ones.
+    """
+    return _weight_gradient(list(inputs), list(grads))
+
+
+@torch.library.custom_op("polyscale::weight_gradient", mutates_args=(), device_types="cpu")
+def _weight_gradient(inputs: list[Tensor], grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+    grad_weight, grad_bias = _empty_gradients(inputs, grads)
+    rows = [x.flatten(0, -2).contiguous() for x in inputs]
+    grad_rows = [grad.flatten(0, -2).contiguous() for grad in grads]
+    library.weight_gradient(rows, grad_rows, grad_weight, grad_bias)
+    return grad_weight, grad_bias
+
+
+@_weight_gradient.register_fake
+def _(inputs: list[Tensor], grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return _empty_gradients(inputs, grads)
+
+
+def _empty_gradients(inputs: list[Tensor], grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+    outputs = grads[0].shape[-1]
+    return inputs[0].new_empty(outputs, inputs[0].shape[-1]), inputs[0].new_empty(outputs)
