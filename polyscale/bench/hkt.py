@@ -68,7 +68,10 @@ def run(quick: bool = False, say: Callable[[str], None] = print) -> dict[str, An
         rows += [compare_operation(shape, grad=grad, rounds=rounds) for grad in (False, True)]
     say("a training step")
     step_shapes = ((8, 256),) if quick else ((16, 512), (4, 2048))
-    training = [training_of_processes(*shape, rounds, 1 if quick else 5) for shape in step_shapes]
+    # A step takes a second, which other work on the machine often disturbs, and hundredths count.
+    training = [
+        training_of_processes(*shape, 3 * rounds, 1 if quick else 5) for shape in step_shapes
+    ]
     say("decoding")
     contexts = (1024,) if quick else (1024, 2048, 4096, 8192, 16384)
     decoding = [compare_decoding(context, rounds=4 * rounds) for context in contexts]
