@@ -19,8 +19,10 @@ struct Ahead {
     }
 };
 
-// Of a row of sums.
-INLINE int64_t whole_panels(const WeightGradient& w) { return most(PANEL, round_up(w.width, PANEL)); }
+// Channels of a row of sums.
+INLINE int64_t whole_panels(const WeightGradient& w) {
+    return most(PANEL, round_up(w.width, PANEL));
+}
 
 struct WeightGradientScratch {
     float *grad, *x, *weight, *bias;
