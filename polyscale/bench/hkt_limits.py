@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from polyscale.bench.timing import best_seconds
-from polyscale.ops.hkt.cost import score_flop_ratio
+from polyscale.cost.hkt import score_flop_ratio
 from polyscale.ops.hkt.layout import level_length
 
 # The model of `compare_training`.

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from polyscale.cost.hkt import score_flop_ratio
 from polyscale.models import HKTConfig
-from polyscale.ops.hkt.cost import score_flop_ratio
 from polyscale.report.checks import (
     check_runs,
     differences_between,

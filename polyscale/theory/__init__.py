@@ -8,13 +8,13 @@
 True
 """
 
+from polyscale.cost.hkt import attention_cost
 from polyscale.theory.analyze import (
     analyze_attention,
     analyze_hkt,
     analyze_hsa,
     analyze_snapshots,
 )
-from polyscale.theory.cost import attention_cost
 from polyscale.theory.error import decay_ratio, error_decomposition, tail_bound
 from polyscale.theory.kernel import bilinear_forms, product_spectrum, spectrum
 from polyscale.theory.levels import level_scores, with_levels

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyscale.cost.hkt import attention_cost
 from polyscale.layers.hkt import HKTAttention
 from polyscale.theory.analyze_transformer import analyze_attention, transformer_normality
 from polyscale.theory.analyze_trees import analyze_hsa
 from polyscale.theory.capture import layer_inputs, real_columns
-from polyscale.theory.cost import attention_cost
 from polyscale.theory.frame import NORMALITY_NOTE, SCORES_NOTE, Frame
 from polyscale.theory.kernel import bilinear_forms
 from polyscale.theory.levels import LEVELS, LevelScores, level_scores, upsample

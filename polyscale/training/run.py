@@ -27,13 +27,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polyscale
+from polyscale.cost.forward import count_forward_flops
 from polyscale.data.tasks import TaskData, load_task
 from polyscale.training.builders import model_for_task
 from polyscale.training.checkpoint import list_checkpoints
 from polyscale.training.config import RunConfig
 from polyscale.training.evaluation import accuracy_by, evaluate
 from polyscale.training.files import write_json, write_text
-from polyscale.training.flops import count_forward_flops
 from polyscale.training.loop import ON_CPU, Trained, quiet_transformers, remove_checkpoints, train
 from polyscale.training.result import RESULT_NAME, RunResult, read_result
 

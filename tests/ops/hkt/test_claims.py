@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import polyscale as ps
+from polyscale.cost.hkt import attention_cost, score_flop_ratio
 from polyscale.layers.projections import project
-from polyscale.ops.hkt.cost import score_flop_ratio, score_flops
 from polyscale.ops.hkt.reference import hkt_matrix, level_scores
 from tests.ops.hkt.cases import close, random_case
 
@@ -69,7 +69,7 @@ class TestCost:
                 ps.hkt_attention(*case, impl="reference")
             counts.append(counter.get_total_flops())
         heads = 2 * 2
-        fine = heads * score_flops(1, 64, head_dim=8)
+        fine = attention_cost(1, 64, head_dim=8, heads=heads).levels[0].flops
         assert counts[0] == 2 * fine  # scores and values
         assert counts[1] - counts[0] == 0.3125 * fine
 

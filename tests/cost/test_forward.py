@@ -3,14 +3,14 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
+from polyscale.cost.forward import count_forward_flops
+from polyscale.cost.hkt import attention_cost
 from polyscale.models import (
     HKTConfig,
     HKTForSequenceClassification,
     HSAConfig,
     HSAForCausalLM,
 )
-from polyscale.ops.hkt.cost import score_flops
-from polyscale.training.flops import count_forward_flops
 
 T, C, H, LAYERS, MLP, CLASSES = 64, 32, 4, 2, 48, 10
 D = C // H
@@ -62,7 +62,7 @@ def test_the_scores_of_three_levels_cost_the_paper_s_ratio():
         for levels, rest in zip((1, 3), without, strict=True)
     )
     assert three / one == 1.3125
-    assert one == LAYERS * H * score_flops(1, T, D)
+    assert one == LAYERS * attention_cost(1, T, D, heads=H).standard.flops
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference", "sdpa", "native"])

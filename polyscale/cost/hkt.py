@@ -1,4 +1,4 @@
-"""What each level costs, counted while the operation runs (on the meta device: nothing is stored).
+"""What HKT attention costs, counted while it runs on the meta device, where nothing is stored.
 
 FLOPs are those of the matrix products; bytes are what these products read and write, each tensor
 once. The score products are what the bound of 4/3 is about; the whole operation adds the product of
@@ -89,6 +89,15 @@ def attention_cost(levels: int, length: int, head_dim: int, heads: int = 1) -> A
             level_scores([entry], [entry], 1.0)
         per_level.append(counter.cost())
     return AttentionCost(per_level, per_level[0], whole(levels), whole(1))
+
+
+def score_flop_ratio(levels: int, length: int) -> float:
+    """Score FLOPs of `levels` resolutions over those of standard attention: below 4/3.
+
+    >>> score_flop_ratio(3, 1024)
+    1.3125
+    """
+    return attention_cost(levels, length, head_dim=1).ratio
 
 
 class _Counter:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from polyscale.ops.hkt.cost import score_flops
-from polyscale.theory import attention_cost
+from polyscale.cost.hkt import attention_cost, score_flop_ratio
 
 
 @pytest.mark.parametrize("levels", range(1, 7))
@@ -22,7 +21,7 @@ def test_every_level_has_the_flops_and_bytes_of_its_products(length):
         size = -(-length // 2**level)
         assert cost.flops == 3 * 2 * size * size * 8
         assert cost.bytes == 3 * 4 * (2 * size * 8 + size * size)
-    assert sum(level.flops for level in found.levels) == 3 * score_flops(4, length, head_dim=8)
+    assert found.ratio == score_flop_ratio(4, length)
     values = 3 * 4 * (length * length + 2 * length * 8)
     assert found.standard_whole.bytes == found.standard.bytes + values
 
