@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -346,20 +345,17 @@ def _show_status(planned: list[PlannedRun], output: Path) -> None:
 def _run_bench(what: str, output: Path, quick: bool) -> None:
     if what not in _BENCHMARKS:
         _stop(f"bench takes one of {', '.join(_BENCHMARKS)}, got {what!r}", code=2)
-    from polyscale.bench.timing import write_results
+    from polyscale._checkout import import_from_checkout
 
-    benchmark = import_module(f"polyscale.bench.{what}")
-    try:
+    with _one_line_errors():
+        benchmark = import_from_checkout(f"benchmarks.{what}")
+        timing = import_from_checkout("benchmarks.timing")
         result = benchmark.run(
             quick=quick, say=lambda text: print(f"measuring: {text}", flush=True)
         )
         table = benchmark.to_markdown(result)
-        written = write_results(result, table, output / what)
+        written = timing.write_results(result, table, output / what)
         benchmark.draw(result, output / f"{what}.svg")
-    except KeyboardInterrupt:
-        _stop("stopped; nothing was written", code=130)
-    except OSError as error:
-        _stop(f"cannot write to {output}: {error.strerror or error}", code=1)
     print(table)
     print("Results:", *written, output / f"{what}.svg")
 

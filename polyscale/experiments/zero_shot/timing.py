@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polyscale.bench.timing import best_seconds, machine
+from benchmarks.timing import best_seconds, machine
 from polyscale.data.texts import load_texts
 from polyscale.experiments.zero_shot.injections import Injection
 from polyscale.experiments.zero_shot.lab import Lab, Unit

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from polyscale.bench.peers import compare_with_peers, peer_lines
-from polyscale.bench.timing import (
+from benchmarks.peers import compare_with_peers, peer_lines
+from benchmarks.timing import (
     added_memory,
     best_seconds,
     fitted_exponent,
@@ -223,7 +223,7 @@ def _closes(position: Tensor, longest: int) -> Tensor:
 
 def peak_bytes(size: int) -> int:
     """What a forward and backward pass adds to the peak memory of a fresh process."""
-    code = f"from polyscale.bench.hsa import _peak_here; print(_peak_here({size}))"
+    code = f"from benchmarks.hsa import _peak_here; print(_peak_here({size}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(run.stdout)
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from polyscale.bench.hkt_accuracy import compare_accuracy
-from polyscale.bench.hkt_limits import (
+from benchmarks.hkt_accuracy import compare_accuracy
+from benchmarks.hkt_limits import (
     STEP_HEADS,
     STEP_LAYERS,
     STEP_WIDTH,
@@ -29,9 +29,9 @@ from polyscale.bench.hkt_limits import (
     step_limit,
     time_by_part,
 )
-from polyscale.bench.hkt_report import draw, to_markdown
-from polyscale.bench.peers import compare_with_peers
-from polyscale.bench.timing import added_memory, best_seconds, fitted_exponent, machine
+from benchmarks.hkt_report import draw, to_markdown
+from benchmarks.peers import compare_with_peers
+from benchmarks.timing import added_memory, best_seconds, fitted_exponent, machine
 from polyscale.layers.hkt import HKTAttention
 from polyscale.ops.hkt.api import hkt_attention
 from polyscale.ops.hkt.layout import level_length
@@ -206,7 +206,7 @@ def training_of_processes(batch: int, length: int, rounds: int, processes: int) 
     many rounds each of them takes. Parts of a step, and peak rates, are the best of all processes.
     """
     code = (
-        "import json; from polyscale.bench import hkt; from polyscale._memory import "
+        "import json; from benchmarks import hkt; from polyscale._memory import "
         "keep_freed_memory; keep_freed_memory(); "
         f"print(json.dumps(hkt.compare_training({batch}, {length}, {rounds})))"
     )
@@ -277,7 +277,7 @@ def compare_decoding(context: int, tokens: int = 32, rounds: int = 9) -> Row:
 
 def peak_bytes(name: str, length: int) -> int:
     """What a forward and backward pass adds to the peak memory of a fresh process."""
-    code = f"from polyscale.bench.hkt import _peak_here; print(_peak_here({name!r}, {length}))"
+    code = f"from benchmarks.hkt import _peak_here; print(_peak_here({name!r}, {length}))"
     return int(in_fresh_process(code))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyscale.bench.timing import best_seconds, milliseconds
+from benchmarks.timing import best_seconds, milliseconds
 
 
 class Peer(NamedTuple):

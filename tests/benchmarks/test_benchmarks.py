@@ -6,16 +6,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from polyscale.bench import hkt, hsa
-from polyscale.bench.hkt_accuracy import (
+from benchmarks import hkt, hsa
+from benchmarks.hkt_accuracy import (
     GRADIENT_BAR,
     VALUE_BAR,
     accuracy_lines,
     compare_accuracy,
 )
-from polyscale.bench.hkt_limits import downsampling_bytes, step_flops, step_limit
-from polyscale.bench.peers import peers, positions_seen
-from polyscale.bench.timing import (
+from benchmarks.hkt_limits import downsampling_bytes, step_flops, step_limit
+from benchmarks.peers import peers, positions_seen
+from benchmarks.timing import (
     added_memory,
     best_seconds,
     fitted_exponent,

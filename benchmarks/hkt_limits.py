@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from polyscale.bench.timing import best_seconds
+from benchmarks.timing import best_seconds
 from polyscale.cost.hkt import score_flop_ratio
 from polyscale.ops.hkt.layout import level_length
 

@@ -6,10 +6,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from polyscale.bench.hkt_accuracy import accuracy_lines
-from polyscale.bench.hkt_limits import downsampling_bytes, step_flops_by_part
-from polyscale.bench.peers import peer_lines
-from polyscale.bench.timing import milliseconds
+from benchmarks.hkt_accuracy import accuracy_lines
+from benchmarks.hkt_limits import downsampling_bytes, step_flops_by_part
+from benchmarks.peers import peer_lines
+from benchmarks.timing import milliseconds
 
 # What is asked of the code: (median, largest) time over that of SDPA.
 BARS = {"forward": (1.00, 1.15), "forward+backward": (1.10, 1.25)}

@@ -1,0 +1,14 @@
+import pytest
+
+import polyscale
+from polyscale._checkout import import_from_checkout
+
+
+def test_a_checkout_has_its_benchmarks():
+    assert import_from_checkout("benchmarks.timing").machine()["torch"]
+
+
+def test_an_installed_package_says_what_is_needed(monkeypatch, tmp_path):
+    monkeypatch.setattr(polyscale, "__file__", str(tmp_path / "polyscale" / "__init__.py"))
+    with pytest.raises(ImportError, match="benchmarks is not part of the installed package; clone"):
+        import_from_checkout("benchmarks.timing")
