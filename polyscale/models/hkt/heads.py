@@ -32,10 +32,6 @@ class _HKTClassifier(HKTPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-
-class HKTForSequenceClassification(_HKTClassifier):
-    """A class (or several, or a number) for a whole sequence."""
-
     @can_return_tuple
     def forward(
         self,
@@ -48,8 +44,8 @@ class HKTForSequenceClassification(_HKTClassifier):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Logits `[B, num_labels]`, one row per packed sequence with `cu_seqlens`."""
+    ) -> SequenceClassifierOutput | TokenClassifierOutput:
+        """Logits of what is classified, and the loss if there are labels."""
         cu_seqlens = packed_bounds(cu_seqlens, kwargs)
         output = self.model(
             input_ids,
@@ -62,60 +58,51 @@ class HKTForSequenceClassification(_HKTClassifier):
             output_attentions=output_attentions,
             **kwargs,
         )
-        padding = None if attention_mask is None else attention_mask == 0
-        pooled = pool(output.last_hidden_state, self.config.pooling, padding, cu_seqlens)
-        logits = self.classifier(self.dropout(pooled))
+        found = self._classified(output.last_hidden_state, attention_mask, cu_seqlens)
+        logits = self.classifier(self.dropout(found))
         loss = None
         if labels is not None:
-            loss = self.loss_function(
-                labels=labels, pooled_logits=logits, config=self.config, **for_loss(kwargs)
-            )
-        return SequenceClassifierOutput(
+            loss = self._loss(logits, labels, for_loss(kwargs))
+        return self.output_class(
             loss=loss,
             logits=logits,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
+        )
+
+
+class HKTForSequenceClassification(_HKTClassifier):
+    """A class (or several, or a number) for a whole sequence.
+
+    Logits are `[B, num_labels]`, one row per packed sequence with `cu_seqlens`.
+    """
+
+    output_class = SequenceClassifierOutput
+
+    def _classified(
+        self, hidden: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        padding = None if attention_mask is None else attention_mask == 0
+        return pool(hidden, self.config.pooling, padding, cu_seqlens)
+
+    def _loss(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Tensor:
+        return self.loss_function(
+            labels=labels, pooled_logits=logits, config=self.config, **options
         )
 
 
 class HKTForTokenClassification(_HKTClassifier):
-    """A class for every token."""
+    """A class for every token: logits `[B, T, num_labels]`; labels of -100 do not count."""
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        input_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Logits `[B, T, num_labels]`; labels of -100 do not count."""
-        output = self.model(
-            input_ids,
-            attention_mask,
-            None,
-            inputs_embeds,
-            input_values,
-            cu_seqlens,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            **kwargs,
-        )
-        logits = self.classifier(self.dropout(output.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, self.config, **for_loss(kwargs))
-        return TokenClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=output.hidden_states,
-            attentions=output.attentions,
-        )
+    output_class = TokenClassifierOutput
+
+    def _classified(
+        self, hidden: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        return hidden
+
+    def _loss(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Tensor:
+        return self.loss_function(logits, labels, self.config, **options)
 
 
 class HKTForCausalLM(LanguageModel, HKTPreTrainedModel, GenerationMixin):

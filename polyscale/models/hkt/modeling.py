@@ -4,36 +4,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    DynamicCache,
-    PreTrainedModel,
-    initialization,
-)
-from transformers.activations import ACT2FN
+from transformers import initialization
 from transformers.cache_utils import Cache
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from polyscale.layers.filters import CausalFilter
 from polyscale.layers.hkt import HKTAttention
 from polyscale.layers.hkt_cache import HKTCache
-from polyscale.models.cache import layer_states
+from polyscale.models.base import PolyscaleModel
 from polyscale.models.hkt.configuration import HKTConfig
 from polyscale.models.inputs import ModelInputs
+from polyscale.models.sequence import SequenceBlock, SequenceModel, check_input_ids
 
 
-class HKTBlock(GradientCheckpointingLayer):
-    """Pre-norm attention and MLP, each with a residual."""
+class HKTBlock(SequenceBlock):
+    """Pre-norm HKT attention and MLP, each with a residual."""
 
     def __init__(self, config: HKTConfig) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.layer_norm_eps
-        self.attention_norm = nn.LayerNorm(width, eps)
-        self.attention = HKTAttention(
-            width,
+        attention = HKTAttention(
+            config.hidden_size,
             config.num_attention_heads,
             config.levels,
             causal=config.causal,
@@ -49,55 +39,33 @@ class HKTBlock(GradientCheckpointingLayer):
             kernel=config.kernel,
             impl=config.attention_impl,
         )
-        hidden = config.intermediate_size or 4 * width
-        self.mlp_norm = nn.LayerNorm(width, eps)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, hidden), ACT2FN[config.hidden_act], nn.Linear(hidden, width)
-        )
-        self.dropout = nn.Dropout(config.dropout)
+        super().__init__(config, attention)
 
-    def forward(
-        self,
-        x: Tensor,
-        lengths: Tensor | None,
-        cu_seqlens: Tensor | None,
-        cache: HKTCache | None = None,
-        return_attention: bool = False,
+    def attend(
+        self, x: Tensor, structure: ModelInputs, cache: HKTCache | None, return_attention: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The block's output `[B, T, C]`, and the attention matrix where asked for."""
+        """The attended values `[B, T, C]`, and the attention matrix where asked for."""
         attended = self.attention(
-            self.attention_norm(x),
-            cu_seqlens=cu_seqlens,
-            lengths=lengths,
+            x,
+            cu_seqlens=structure.cu_seqlens,
+            lengths=structure.lengths,
             cache=cache,
             return_details=return_attention,
         )
-        attention = None
-        if return_attention:
-            attended, details = attended
-            attention = details.attention
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.mlp(self.mlp_norm(x))), attention
+        if not return_attention:
+            return attended, None
+        attended, details = attended
+        return attended, details.attention
 
 
-class HKTPreTrainedModel(PreTrainedModel):
+class HKTPreTrainedModel(PolyscaleModel):
     """Loading, saving and initial weights, common to all HKT models."""
 
     config_class = HKTConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
     _no_split_modules = ("HKTBlock",)
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            initialization.normal_(module.weight, std=self.config.initializer_range)
-            if getattr(module, "bias", None) is not None:
-                initialization.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            initialization.ones_(module.weight)
-            initialization.zeros_(module.bias)
-        elif isinstance(module, CausalFilter) and module.weight is not None:
+    def _init_own_weights(self, module: nn.Module) -> None:
+        if isinstance(module, CausalFilter) and module.weight is not None:
             initialization.copy_(module.weight, module.initial_weight())
         elif isinstance(module, HKTAttention):
             for projection in (*module.q_proj, *module.k_proj) if module.local_start else ():
@@ -115,8 +83,10 @@ class HKTPreTrainedModel(PreTrainedModel):
         return [m.level_weights.detach() for m in self.modules() if isinstance(m, HKTAttention)]
 
 
-class HKTModel(HKTPreTrainedModel):
+class HKTModel(SequenceModel, HKTPreTrainedModel):
     """Embeddings, blocks and a last norm: hidden states `[B, T, C]`."""
+
+    cache_class = HKTCache
 
     def __init__(self, config: HKTConfig) -> None:
         super().__init__(config)
@@ -127,23 +97,7 @@ class HKTModel(HKTPreTrainedModel):
         else:
             self.input_proj = nn.Linear(config.input_channels, config.hidden_size)
             self.main_input_name = "input_values"
-        self.position_embeddings: nn.Embedding | None = None
-        if config.positions == "learned":
-            self.position_embeddings = nn.Embedding(
-                config.max_position_embeddings, config.hidden_size
-            )
-        self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(HKTBlock(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module | None:
-        """The token embedding; None for continuous inputs."""
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embedding."""
-        self.embeddings = value
+        self._make_layers(config, HKTBlock)
 
     @can_return_tuple
     def forward(
@@ -177,50 +131,15 @@ class HKTModel(HKTPreTrainedModel):
             **kwargs: `cu_seq_lens_q` means `cu_seqlens`; `position_ids` must be what the mask
                 says.
         """
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        states = None
-        if past_key_values is not None:
-            states = layer_states(past_key_values, HKTCache, len(self.blocks))
+        options = {
+            "cu_seqlens": cu_seqlens,
+            "use_cache": use_cache,
+            "output_hidden_states": output_hidden_states,
+            "output_attentions": output_attentions,
+            **kwargs,
+        }
         embedded = self._embed(input_ids, inputs_embeds, input_values)
-        inputs = ModelInputs.read(embedded, attention_mask, cu_seqlens, states, kwargs)
-        x = inputs.line_up(embedded)
-        if self.position_embeddings is not None:
-            x = x + self.position_embeddings(
-                inputs.positions(x, self.config.max_position_embeddings)
-            )
-        x = self.dropout(x)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        hidden_states, attentions = [], []
-        for number, block in enumerate(self.blocks):
-            hidden_states.append(x)
-            x, attention = block(
-                x,
-                inputs.lengths,
-                inputs.cu_seqlens,
-                cache=None if states is None else states[number],
-                return_attention=output_attentions,
-            )
-            attentions.append(attention)
-        x = self.norm(x)
-        hidden_states.append(x)
-        return BaseModelOutputWithPast(
-            last_hidden_state=inputs.put_back(x),
-            past_key_values=past_key_values,
-            hidden_states=(
-                tuple(inputs.put_back(state) for state in hidden_states)
-                if output_hidden_states
-                else None
-            ),
-            attentions=(
-                tuple(inputs.put_back_matrix(attention) for attention in attentions)
-                if output_attentions
-                else None
-            ),
-        )
+        return self._encode(embedded, input_ids, attention_mask, past_key_values, options)
 
     def _embed(
         self, input_ids: Tensor | None, inputs_embeds: Tensor | None, input_values: Tensor | None
@@ -249,8 +168,5 @@ class HKTModel(HKTPreTrainedModel):
             return self.input_proj(input_values.to(self.input_proj.weight.dtype))
         assert self.embeddings is not None
         assert input_ids is not None
-        if input_ids.dim() != 2 or input_ids.shape[1] == 0:
-            raise ValueError(
-                f"input_ids must have shape [B, T] with T >= 1, got {list(input_ids.shape)}"
-            )
+        check_input_ids(input_ids)
         return self.embeddings(input_ids)

@@ -9,7 +9,6 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
-    PreTrainedModel,
     initialization,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -19,6 +18,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 from polyscale.layers.hsa import HSAAttention, HTELayer
 from polyscale.layers.hsa_pooling import global_mean, pool_into_parents, tree_mean
 from polyscale.layers.hsa_positions import DomainPositions
+from polyscale.models.base import PolyscaleModel
 from polyscale.models.hte.configuration import HTEConfig
 from polyscale.models.hte.inputs import Inputs, read_inputs
 from polyscale.trees import SignalTree
@@ -38,26 +38,16 @@ class HTEBlock(GradientCheckpointingLayer, HTELayer):
     """An HTE layer that may forget its activations."""
 
 
-class HTEPreTrainedModel(PreTrainedModel):
+class HTEPreTrainedModel(PolyscaleModel):
     """Loading, saving and initial weights, common to the HTE models."""
 
     config_class = HTEConfig
-    base_model_prefix = "model"
     # Trainer counts the elements of the main input; ours is a dict, so it must not find it.
     main_input_name = "leaves"
-    supports_gradient_checkpointing = True
     _no_split_modules = ("HTEBlock",)
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            initialization.normal_(module.weight, std=self.config.initializer_range)
-            if getattr(module, "bias", None) is not None:
-                initialization.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            initialization.ones_(module.weight)
-            initialization.zeros_(module.bias)
-        elif isinstance(module, HSAAttention) and module.alpha_logits is not None:
+    def _init_own_weights(self, module: nn.Module) -> None:
+        if isinstance(module, HSAAttention) and module.alpha_logits is not None:
             initialization.zeros_(module.alpha_logits)
         elif isinstance(module, DomainPositions):
             initialization.copy_(module.frequencies, module.initial_frequencies())

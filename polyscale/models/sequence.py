@@ -1,0 +1,149 @@
+"""What the HKT and HSA models of sequences share: pre-norm blocks between embeddings and a norm."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from polyscale.layers.cache import RowCache
+from polyscale.models.base import PolyscaleModel
+from polyscale.models.cache import layer_states
+from polyscale.models.inputs import ModelInputs
+
+
+class SequenceBlock(GradientCheckpointingLayer):
+    """Pre-norm attention and MLP, each with a residual."""
+
+    def __init__(self, config: Any, attention: nn.Module) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.attention_norm = nn.LayerNorm(width, eps)
+        self.attention = attention
+        hidden = config.intermediate_size or 4 * width
+        self.mlp_norm = nn.LayerNorm(width, eps)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, hidden), ACT2FN[config.hidden_act], nn.Linear(hidden, width)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        structure: Any,
+        cache: RowCache | None = None,
+        return_attention: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The block's output `[B, T, C]`, and the attention matrix where asked for.
+
+        `structure` is what the model's attention needs to know of the batch.
+        """
+        attended, attention = self.attend(
+            self.attention_norm(x), structure, cache, return_attention
+        )
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.mlp(self.mlp_norm(x))), attention
+
+    def attend(
+        self, x: Tensor, structure: Any, cache: Any, return_attention: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The attended values `[B, T, C]`, and the attention matrix where asked for."""
+        raise NotImplementedError
+
+
+class SequenceModel(PolyscaleModel):
+    """Embeddings, blocks and a last norm: hidden states `[B, T, C]`."""
+
+    cache_class: ClassVar[type[RowCache]]
+    embeddings: nn.Embedding | None
+
+    def _make_layers(self, config: Any, make_block: Callable[[Any], SequenceBlock]) -> None:
+        self.position_embeddings: nn.Embedding | None = None
+        if config.positions == "learned":
+            self.position_embeddings = nn.Embedding(
+                config.max_position_embeddings, config.hidden_size
+            )
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(make_block(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module | None:
+        """The token embedding; None for continuous inputs."""
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embedding."""
+        self.embeddings = value
+
+    def _encode(
+        self,
+        embedded: Tensor,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        options: dict[str, Any],
+    ) -> BaseModelOutputWithPast:
+        """Run the blocks on `[B, T, C]`; `options` are the other arguments of `forward`."""
+        if options.pop("use_cache") and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        states = None
+        if past_key_values is not None:
+            states = layer_states(past_key_values, self.cache_class, len(self.blocks))
+        return_states = self._asked_for("output_hidden_states", options)
+        return_attentions = self._asked_for("output_attentions", options)
+        inputs = ModelInputs.read(
+            embedded, attention_mask, options.pop("cu_seqlens"), states, options
+        )
+        x = inputs.line_up(embedded)
+        if self.position_embeddings is not None:
+            limit = self.config.max_position_embeddings
+            x = x + self.position_embeddings(inputs.positions(x, limit))
+        x = self.dropout(x)
+        structure = self._structure(x, input_ids, inputs)
+        hidden_states, attentions = [], []
+        for number, block in enumerate(self.blocks):
+            hidden_states.append(x)
+            x, attention = block(
+                x,
+                structure,
+                cache=None if states is None else states[number],
+                return_attention=return_attentions,
+            )
+            attentions.append(attention)
+        x = self.norm(x)
+        hidden_states.append(x)
+        if states is not None and input_ids is not None:
+            self._remember(states[0], input_ids, inputs)
+        return BaseModelOutputWithPast(
+            last_hidden_state=inputs.put_back(x),
+            past_key_values=past_key_values,
+            hidden_states=tuple(map(inputs.put_back, hidden_states)) if return_states else None,
+            attentions=(
+                tuple(map(inputs.put_back_matrix, attentions)) if return_attentions else None
+            ),
+        )
+
+    def _asked_for(self, name: str, options: dict[str, Any]) -> bool:
+        """Whether a call asks for an output, or else the configuration."""
+        asked = options.pop(name)
+        return getattr(self.config, name) if asked is None else asked
+
+    def _structure(self, x: Tensor, input_ids: Tensor | None, inputs: ModelInputs) -> Any:
+        """What every block's attention needs to know of the batch."""
+        return inputs
+
+    def _remember(self, state: Any, input_ids: Tensor, inputs: ModelInputs) -> None:
+        """Keep in the first layer's cache what the next call will need; nothing, usually."""
+
+
+def check_input_ids(input_ids: Tensor) -> None:
+    """Raise unless there are token ids `[B, T]`."""
+    if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+        raise ValueError(
+            f"input_ids must have shape [B, T] with T >= 1, got {list(input_ids.shape)}"
+        )
