@@ -16,11 +16,11 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from polyscale.inject.layout import Layout, Tokens, check_prefix, check_tokens, find_layout
 from polyscale.inject.settings import SENTENCES, HSASettings
-from polyscale.layers.hsa_cache import HSACache, OpenFamily
+from polyscale.layers.hsa_cache import HSACache
 from polyscale.models.cache import StateLayer
-from polyscale.models.hsa.structure import closes_by_tokens
-from polyscale.ops.hkt.reference import accumulation_dtype, masked_softmax
+from polyscale.ops.hsa.decode import OpenFamily, hsa_decode
 from polyscale.trees import SignalTree
+from polyscale.trees.growth import closes_by_tokens, closes_by_windows
 
 
 class SinkCache(HSACache):
@@ -136,12 +136,8 @@ def closes_before(settings: HSASettings, position: Tensor, previous: Tensor | No
     if settings.hierarchy == SENTENCES:
         assert previous is not None
         return closes_by_tokens(previous, [settings.sentence_ends])
-    closes, size = torch.zeros_like(position), 1
     assert isinstance(settings.hierarchy, tuple)
-    for window in settings.hierarchy:
-        size *= window
-        closes += ((position % size == 0) & (position > 0)).to(closes.dtype)
-    return closes
+    return closes_by_windows(position, settings.hierarchy)
 
 
 def start_cache(
@@ -271,7 +267,8 @@ def _step(
     as_text = rows & ~as_sink
     closes = closes_before(settings, state.lengths, state.last_token)
     state.step(closes, key, value, as_text)
-    output = _attend_open(state, query, key, value, scale)
+    families = (state.sinks, *state.families)
+    output = hsa_decode(query, key, value, families, scale=scale)
     if bool(as_sink.any()):
         one = torch.ones(len(key), 1, 1, 1, dtype=torch.int64, device=key.device)
         state.sinks = state.sinks.add(key, value, one, as_sink)
@@ -281,27 +278,3 @@ def _step(
         assert state.last_token is not None
         state.last_token = torch.where(as_text, ids, state.last_token)
     return output
-
-
-def _attend_open(
-    state: SinkCache, query: Tensor, key: Tensor, value: Tensor, scale: float
-) -> Tensor:
-    """One token `[B, H, 1, D]` over the sinks, the open families and itself."""
-    assert state.sinks is not None
-    batch, heads, _, width = query.shape
-    dtype = accumulation_dtype(query.dtype)
-    # Query heads that share a key head stand in the place of tokens.
-    grouped = query.to(dtype).view(batch, key.shape[1], -1, width)  # [B, Hk, G, D]
-    scores, allowed, values = [], [], []
-    with torch.autocast(query.device.type, enabled=False):
-        for family in (state.sinks, *state.families):
-            score = scale * grouped @ family.keys.to(dtype).mT  # [B, Hk, G, room]
-            scores.append(score + family.counts.clamp(min=1).to(dtype).log().mT)
-            allowed.append(family.present().mT)  # [B, 1, 1, room]
-            values.append(family.values)
-        scores.append(scale * grouped @ key.to(dtype).mT)
-        allowed.append(torch.ones(batch, 1, 1, 1, dtype=torch.bool, device=query.device))
-        values.append(value)
-        weights = masked_softmax(torch.cat(scores, -1), torch.cat(allowed, -1))
-        mixed = weights @ torch.cat(values, 2).to(dtype)
-    return mixed.reshape(batch, heads, 1, -1).to(value.dtype)

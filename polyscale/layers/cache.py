@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -48,30 +47,3 @@ class RowCache(ABC):
             raise ValueError(
                 f"x must have the batch size of the cache, {len(self.lengths)}, got {batch}"
             )
-
-
-def append(kept: Tensor, new: Tensor, start: Tensor, room: int) -> Tensor:
-    """Write `new` `[B, H, N, D]` into `kept` at `start` `[B]`, making room where needed."""
-    kept = _with_room(kept, room)
-    index = start[:, None] + torch.arange(new.shape[2], device=new.device)  # [B, N]
-    index = index[:, None, :, None].expand_as(new)
-    if torch.is_grad_enabled():
-        return kept.scatter(2, index, new)
-    return kept.scatter_(2, index, new)
-
-
-def append_together(kept: Tensor, new: Tensor, start: int) -> Tensor:
-    """The same where all rows start at one place: a plain copy."""
-    end = start + new.shape[2]
-    kept = _with_room(kept, end)
-    if torch.is_grad_enabled():
-        return torch.cat((kept[:, :, :start], new, kept[:, :, end:]), dim=2)
-    kept[:, :, start:end] = new
-    return kept
-
-
-def _with_room(kept: Tensor, room: int) -> Tensor:
-    if room <= kept.shape[2]:
-        return kept
-    # Half as much again, so that growing costs a constant per token.
-    return F.pad(kept, (0, 0, 0, room + room // 2 - kept.shape[2]))

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from polyscale.layers.cache import RowCache, append, append_together
+from polyscale.layers.cache import RowCache
 from polyscale.ops.hkt.layout import level_length
 from polyscale.ops.hkt.native.decode import CoarseScores
+from polyscale.ops.rows import append_columns, append_rows
 
 
 class HKTCache(RowCache):
@@ -40,8 +41,8 @@ class HKTCache(RowCache):
         """Append the same number of entries to every row; levels that gain none may be missing."""
         assert self.lengths is not None
         for level, new in enumerate(keys):
-            self.keys[level] = append_together(self.keys[level], new, self.opened(level))
-        self.values = [append_together(self.values[0], value, self.columns)]
+            self.keys[level] = append_columns(self.keys[level], new, self.opened(level))
+        self.values = [append_columns(self.values[0], value, self.columns)]
         self.lengths = self.lengths + value.shape[2]
         self.columns += value.shape[2]
 
@@ -58,10 +59,10 @@ class HKTCache(RowCache):
         else:
             # One more than needed: a row's overwritable entry may lie one block further.
             self.keys = [
-                append(kept, new, self.seen(level), level_length(columns, level) + 1)
+                append_rows(kept, new, self.seen(level), level_length(columns, level) + 1)
                 for level, (kept, new) in enumerate(zip(self.keys, keys, strict=True))
             ]
-            self.values = [append(self.values[0], value, lengths, columns + 1)]
+            self.values = [append_rows(self.values[0], value, lengths, columns + 1)]
             self.lengths = lengths + count
         self.columns = columns
         self.device = value.device

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.layers.positions import rotate
-from polyscale.ops.hkt.reference import accumulation_dtype, masked_softmax
 from polyscale.ops.hsa import hsa_attention
+from polyscale.ops.hsa.decode import hsa_decode
 from polyscale.trees import SignalTree
 
 MAX_DEPTH = 32  # of trees that learned alphas tell apart; deeper families share the last one
@@ -255,31 +255,20 @@ class HSAAttention(nn.Module):
                 rows = t < lengths
             cache.step(closes[:, t], key[:, :, now], value[:, :, now], rows)
             outputs.append(
-                self._attend_open(query[:, :, now], key[:, :, now], value[:, :, now], cache)
+                hsa_decode(
+                    query[:, :, now],
+                    key[:, :, now],
+                    value[:, :, now],
+                    cache.families,
+                    scale=self.head_dim**-0.5,
+                    include_self=self.include_self,
+                )
             )
             cache.add(key[:, :, now], value[:, :, now], rows)
         attended = torch.cat(outputs, dim=2)
         if self.query_residual:
             attended = attended + query
         return self.out_proj(attended.transpose(1, 2).flatten(2))
-
-    def _attend_open(self, query: Tensor, key: Tensor, value: Tensor, cache: HSACache) -> Tensor:
-        """One token over the closed nodes of every open family, and itself: `[B, H, 1, D]`."""
-        dtype = accumulation_dtype(query.dtype)
-        scale = self.head_dim**-0.5
-        with torch.autocast(query.device.type, enabled=False):
-            scores, allowed, values = [], [], []
-            for family in cache.families:
-                score = scale * query.to(dtype) @ family.keys.to(dtype).mT  # [B, H, 1, room]
-                scores.append(score + family.counts.clamp(min=1).to(dtype).log().mT)
-                allowed.append(family.present().mT)
-                values.append(family.values)
-            if self.include_self:
-                scores.append(scale * query.to(dtype) @ key.to(dtype).mT)
-                allowed.append(torch.ones_like(allowed[0][..., :1]))
-                values.append(value)
-            weights = masked_softmax(torch.cat(scores, -1), torch.cat(allowed, -1))
-            return (weights @ torch.cat(values, 2).to(dtype)).to(value.dtype)
 
     def _check(
         self,

@@ -7,62 +7,13 @@ closes, its members become one node of the level above. Rows open and close at t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from polyscale.layers.cache import RowCache, append
-from polyscale.ops.hkt.reference import accumulation_dtype
-
-
-@dataclass(frozen=True)
-class OpenFamily:
-    """The closed children of the node that is open one level up."""
-
-    keys: Tensor  # [B, H, room, D] means
-    values: Tensor  # [B, H, room, Dv] means
-    counts: Tensor  # [B, 1, room, 1] tokens under each
-    filled: Tensor  # [B] how many there are
-
-    @classmethod
-    def empty(cls, key: Tensor, value: Tensor) -> "OpenFamily":
-        """No members yet; `key` and `value` `[B, H, *, D]` show the shapes."""
-        batch = key.shape[0]
-        return cls(
-            key[:, :, :0],
-            value[:, :, :0],
-            torch.zeros(batch, 1, 0, 1, dtype=torch.int64, device=key.device),
-            torch.zeros(batch, dtype=torch.int64, device=key.device),
-        )
-
-    def present(self) -> Tensor:
-        """Which places hold a member, `[B, 1, room, 1]`."""
-        place = torch.arange(self.keys.shape[2], device=self.keys.device)
-        return (place < self.filled[:, None])[:, None, :, None]
-
-    def mean(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The family as one node: mean key and value `[B, H, 1, D]`, and its count."""
-        counts = self.counts * self.present()
-        total = counts.sum(2, keepdim=True)
-        dtype = accumulation_dtype(self.keys.dtype)
-        share = counts.to(dtype) / total.clamp(min=1)
-        key, value = (
-            (part.to(dtype) * share).sum(2, keepdim=True).to(part.dtype)
-            for part in (self.keys, self.values)
-        )
-        return key, value, total
-
-    def add(self, key: Tensor, value: Tensor, count: Tensor, rows: Tensor) -> "OpenFamily":
-        """One more member in the given rows `[B]` (bool)."""
-        # Elsewhere the place written to stays beyond what is filled.
-        room = int(self.filled.max()) + 1
-        return OpenFamily(
-            append(self.keys, key, self.filled, room),
-            append(self.values, value, self.filled, room),
-            append(self.counts, count, self.filled, room),
-            self.filled + rows,
-        )
+from polyscale.layers.cache import RowCache
+from polyscale.ops.hsa.decode import OpenFamily
 
 
 class HSACache(RowCache):
@@ -113,7 +64,7 @@ class HSACache(RowCache):
             room = int(filled.max()) if batch else 0
             # Members are summed at their place in the family; what lies elsewhere goes beyond it.
             place = torch.where(inside, number - first, room)  # [B, T]
-            self.families.append(_grouped(key, value, place, room, filled))
+            self.families.append(OpenFamily.from_places(key, value, place, room, filled))
         self.lengths, self.columns, self.device = lengths, length, key.device
 
     def step(self, closes: Tensor, key: Tensor, value: Tensor, rows: Tensor) -> None:
@@ -138,18 +89,3 @@ class HSACache(RowCache):
         self.lengths = self.lengths + rows
         self.columns += 1
         self.device = key.device
-
-
-def _grouped(key: Tensor, value: Tensor, place: Tensor, room: int, filled: Tensor) -> OpenFamily:
-    """Means of the tokens that share a place `[B, T]` below `room`."""
-    dtype = accumulation_dtype(key.dtype)
-    counts = torch.zeros(len(place), room + 1, dtype=torch.int64, device=key.device)
-    counts = counts.scatter_add(1, place, torch.ones_like(place))[:, None, :, None]
-    means = []
-    for part in (key, value):
-        index = place[:, None, :, None].expand_as(part)
-        shape = (*part.shape[:2], room + 1, part.shape[3])
-        total = torch.zeros(shape, dtype=dtype, device=part.device)
-        total = total.scatter_add(2, index, part.to(dtype))
-        means.append((total / counts.clamp(min=1)).to(part.dtype)[:, :, :room])
-    return OpenFamily(means[0], means[1], counts[:, :, :room], filled)

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.reference import accumulation_dtype
+from polyscale.ops.numerics import accumulation_dtype
 from polyscale.trees import SignalTree
 
 

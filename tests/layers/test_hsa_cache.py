@@ -3,14 +3,14 @@ import torch
 
 from polyscale.layers.hsa import HSAAttention
 from polyscale.layers.hsa_cache import HSACache
-from polyscale.models.hsa.structure import (
+from polyscale.trees import SignalTree
+from polyscale.trees.growth import (
     closes_by_tokens,
     closes_by_windows,
     token_trees,
     tower,
     window_tree,
 )
-from polyscale.trees import SignalTree
 
 
 def make_layer(**options):
@@ -30,7 +30,7 @@ def test_decoding_equals_the_parallel_form_while_families_open_and_close(windows
     x = torch.randn(3, length, 16, dtype=torch.float64)
     device = torch.device("cpu")
     expected = layer(x, window_tree(length, windows, device))
-    closes = closes_by_windows(torch.arange(length), windows, length).expand(3, -1)
+    closes = closes_by_windows(torch.arange(length), tower(windows, length)).expand(3, -1)
     # Rows of different lengths, so that they open and close at different times.
     lengths = torch.tensor([prompt, max(1, prompt - 3), max(1, prompt // 2)])
     cache = HSACache()
@@ -55,7 +55,7 @@ def test_several_tokens_at_once_continue_a_cache_too():
     x = torch.randn(2, 30, 16, dtype=torch.float64)
     device = torch.device("cpu")
     expected = layer(x, window_tree(30, (3,), device))
-    closes = closes_by_windows(torch.arange(30), (3,), 30).expand(2, -1)
+    closes = closes_by_windows(torch.arange(30), tower((3,), 30)).expand(2, -1)
     cache, outputs, start = HSACache(), [], 0
     for count in (4, 9, 1, 16):
         piece = slice(start, start + count)
@@ -75,7 +75,7 @@ def test_several_tokens_at_once_continue_a_cache_too():
 def test_the_cache_stays_within_b_times_log_n_up_to_100_000_tokens():
     window, length = 16, 100_000
     position = torch.arange(length)
-    closes = closes_by_windows(position, (window,), length)
+    closes = closes_by_windows(position, tower((window,), length))
     levels = len(tower((window,), length))
     cache = HSACache()
     key = torch.ones(1, 1, 1, 2)
@@ -99,7 +99,7 @@ def test_the_cache_stays_within_b_times_log_n_up_to_100_000_tokens():
 
 
 def test_the_state_of_a_prompt_is_that_of_its_tokens_one_by_one():
-    closes = closes_by_windows(torch.arange(77), (4, 3), 77)[None]
+    closes = closes_by_windows(torch.arange(77), tower((4, 3), 77))[None]
     key, value = torch.randn(1, 2, 77, 4), torch.randn(1, 2, 77, 3)
     at_once, stepwise = HSACache(), HSACache()
     at_once.start(key, value, closes, torch.tensor([77]))

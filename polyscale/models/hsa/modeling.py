@@ -22,16 +22,17 @@ from polyscale.layers.hsa import HSAAttention
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.models.base import PolyscaleModel
 from polyscale.models.hsa.configuration import HSAConfig
-from polyscale.models.hsa.structure import (
-    closes_by_tokens,
-    closes_by_windows,
-    token_trees,
-    window_tree,
-)
 from polyscale.models.inputs import ModelInputs
 from polyscale.models.language import LanguageModel
 from polyscale.models.sequence import SequenceBlock, SequenceModel, check_input_ids
 from polyscale.trees import SignalTree
+from polyscale.trees.growth import (
+    closes_by_tokens,
+    closes_by_windows,
+    token_trees,
+    tower,
+    window_tree,
+)
 
 
 class TextStructure(NamedTuple):
@@ -141,7 +142,7 @@ class HSAModel(SequenceModel, HSAPreTrainedModel):
         if self.config.boundary_token_ids is None:
             position = inputs.positions(x, None).expand(batch, -1)
             columns = length + (0 if past is None else past.columns)
-            closes = closes_by_windows(position, self.config.windows, columns)
+            closes = closes_by_windows(position, tower(self.config.windows, columns))
             if past is not None:
                 return TextStructure(None, closes, inputs.lengths)
             tree = window_tree(length, tuple(self.config.windows), x.device)

@@ -10,14 +10,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from polyscale.trees import SignalTree
+from polyscale.trees.tree import SignalTree
 
 
-def closes_by_windows(position: Tensor, windows: Sequence[int], longest: int) -> Tensor:
+def closes_by_windows(position: Tensor, windows: Sequence[int]) -> Tensor:
     """How many levels of windows close right before the tokens at these positions."""
     closes = torch.zeros_like(position)
     size = 1
-    for window in tower(windows, longest):
+    for window in windows:
         size *= window
         closes += ((position % size == 0) & (position > 0)).to(closes.dtype)
     return closes
