@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from polyscale.ops.hsa import reference
 from polyscale.ops.hsa.blocks import blocks_attention
-from polyscale.ops.hsa.checks import PositionScores, Request, check_request
+from polyscale.ops.hsa.checks import HSAOptions, PositionScores, Request, check_request
 from polyscale.ops.hsa.columns import columns_attention
 from polyscale.ops.hsa.families import plans_of
 from polyscale.ops.hsa.problem import Problem
@@ -98,18 +99,12 @@ def hsa_matrix(
     key: Tensor,
     tree: SignalTree,
     *,
-    tie: str = "blocks",
-    causal: bool = False,
-    include_self: bool = True,
-    key_padding_mask: Tensor | None = None,
-    position_scores: PositionScores = None,
-    scale: float | None = None,
-    alpha: float | Tensor = 1.0,
     impl: str = "auto",
+    **options: Unpack[HSAOptions],
 ) -> Tensor:
     """Return the attention matrix `[..., N, N]` that `hsa_attention` applies: for looking at.
 
-    Takes what `hsa_attention` takes, without the value. Rows sum to one, or are zero for rows that
+    Takes the options of `hsa_attention`. Rows sum to one, or are zero for rows that
     have nothing to attend to; different trees of a forest do not see each other. Sixteen-bit
     inputs give a float32 matrix.
 
@@ -128,20 +123,7 @@ def hsa_matrix(
         identity = identity.expand(*query.shape[:-2], rows, rows)
     else:
         identity = query
-    return hsa_attention(
-        query,
-        key,
-        identity,
-        tree,
-        tie=tie,
-        causal=causal,
-        include_self=include_self,
-        key_padding_mask=key_padding_mask,
-        position_scores=position_scores,
-        scale=scale,
-        alpha=alpha,
-        impl=impl,
-    )
+    return hsa_attention(query, key, identity, tree, impl=impl, **options)
 
 
 def problem_of(request: Request) -> Problem:

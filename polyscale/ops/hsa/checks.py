@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from polyscale.ops.hsa.families import plans_of
 
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
 PositionScores = Tensor | tuple[Tensor, Tensor] | None
 TIES = ("blocks", "columns")
 IMPLEMENTATIONS = ("auto", "reference", "torch")
+
+
+class HSAOptions(TypedDict, total=False):
+    """The options of `hsa_attention`, which says what they mean, but for `impl`."""
+
+    tie: str
+    causal: bool
+    include_self: bool
+    key_padding_mask: Tensor | None
+    position_scores: PositionScores
+    scale: float | None
+    alpha: float | Tensor
 
 
 @dataclass(frozen=True)
@@ -46,14 +59,14 @@ def check_request(
     value: Tensor,
     tree: SignalTree,
     *,
-    tie: str,
-    causal: bool,
-    include_self: bool,
-    key_padding_mask: Tensor | None,
-    position_scores: PositionScores,
-    scale: float | None,
-    alpha: float | Tensor,
-    impl: str,
+    tie: str = "blocks",
+    causal: bool = False,
+    include_self: bool = True,
+    key_padding_mask: Tensor | None = None,
+    position_scores: PositionScores = None,
+    scale: float | None = None,
+    alpha: float | Tensor = 1.0,
+    impl: str = "auto",
 ) -> Request:
     """Refuse what cannot be meant; return the rest in one shape."""
     _check_choice("tie", tie, TIES)

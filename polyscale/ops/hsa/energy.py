@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from polyscale.ops.hsa.api import flat_rows, problem_of
 from polyscale.ops.hsa.blocks import bottom_up
-from polyscale.ops.hsa.checks import PositionScores, Request, check_request
+from polyscale.ops.hsa.checks import HSAOptions, Request, check_request
 from polyscale.ops.hsa.columns import from_spans, row_insides
 from polyscale.ops.hsa.problem import Problem
 from polyscale.ops.hsa.softmax import log_sum
@@ -36,15 +37,9 @@ def hsa_energy(
     key: Tensor,
     tree: SignalTree,
     *,
-    tie: str = "blocks",
-    causal: bool = False,
-    include_self: bool = True,
-    key_padding_mask: Tensor | None = None,
-    position_scores: PositionScores = None,
-    scale: float | None = None,
-    alpha: float | Tensor = 1.0,
     certificate: bool = True,
     log_partition: Tensor | None = None,
+    **options: Unpack[HSAOptions],
 ) -> HSAEnergy:
     """Return the energies of all nodes and the exact KL to flat softmax, per tree.
 
@@ -60,7 +55,8 @@ def hsa_energy(
     known, so pass `log_partition` [..., N] if you have it; otherwise it is summed exactly, in
     O(N^2) time. certificate=False leaves both out.
 
-    With alpha other than 1, phi is that of the entmax recursion, and there is no certificate.
+    `options` are those of `hsa_attention`. With alpha other than 1, phi is that of the entmax
+    recursion, and there is no certificate.
 
     >>> from polyscale.trees import SignalTree
     >>> tree = SignalTree.from_parents([-1, 0, 0, 0])
@@ -68,24 +64,11 @@ def hsa_energy(
     >>> abs(hsa_energy(x, x, tree).kl.item()) < 1e-12  # one family is softmax itself
     True
     """
-    request = check_request(
-        query,
-        key,
-        query,
-        tree,
-        tie=tie,
-        causal=causal,
-        include_self=include_self,
-        key_padding_mask=key_padding_mask,
-        position_scores=position_scores,
-        scale=scale,
-        alpha=alpha,
-        impl="auto",
-    )
+    request = check_request(query, key, query, tree, impl="auto", **options)
     if certificate and request.alpha is not None:
         raise ValueError(
-            f"alpha: got {alpha!r}; the certificate is about softmax, so take alpha=1 or pass "
-            "certificate=False"
+            f"certificate needs alpha=1, as it is about softmax, got alpha={options['alpha']!r}; "
+            "pass certificate=False"
         )
     if log_partition is not None:
         if not certificate:
@@ -97,7 +80,7 @@ def hsa_energy(
             )
     problem = problem_of(request)
     rows = [flat_rows(part, request.ignored) for part in (request.query, request.key)]
-    energies = _blocks_energy if tie == "blocks" else _columns_energy
+    energies = _blocks_energy if request.tie == "blocks" else _columns_energy
     phi, row_energy = energies(problem, *rows)  # [X, M], [X, N]
     shape = query.shape[:-2]
     phi = phi.view(*shape, -1)

@@ -101,7 +101,7 @@ def test_the_matrix_names_its_own_arguments() -> None:
 
 def test_the_energy_has_no_certificate_for_entmax() -> None:
     query = ones(1, 3, 4)
-    with pytest.raises(ValueError, match="the certificate is about softmax"):
+    with pytest.raises(ValueError, match="certificate needs alpha=1"):
         hsa_energy(query, query, TREE, alpha=1.5)
     assert hsa_energy(query, query, TREE, alpha=1.5, certificate=False).kl is None
 
