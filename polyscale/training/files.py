@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 _UNFINISHED = ".unfinished-report-"
+_ABANDONED = 3600.0  # seconds after which an unfinished report is taken to be of a killed process
 
 
 def write_text(path: Path, text: str) -> None:
@@ -23,7 +25,7 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(partial, 0o666 & ~_umask())
+        follow_umask(Path(partial))
         os.replace(partial, path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)
@@ -39,8 +41,10 @@ def write_together(files: Mapping[Path, str]) -> None:
     """Write files that belong together: all are finished before the first takes its place."""
     folder = next(iter(files)).parent
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{_UNFINISHED}*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob(f"{_UNFINISHED}*"):
+        with suppress(FileNotFoundError):  # another process may be about to finish it
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unfinished:
         finished = {path: Path(unfinished) / str(number) for number, path in enumerate(files)}
         for path, place in finished.items():
@@ -61,6 +65,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield partial
         for file in partial.rglob("*"):
             if file.is_file():
+                follow_umask(file)
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
         if path.exists():
@@ -71,7 +76,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def _umask() -> int:
+def follow_umask(file: Path) -> None:
+    """Give a file the mode of any other new one: temporary files and safetensors have 0600."""
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    file.chmod(0o666 & ~mask)

@@ -21,8 +21,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
 
@@ -35,21 +33,23 @@ from polyscale.training.checkpoint import (
     load_checkpoint,
     read_state,
     save_checkpoint,
+    scatter_weights,
 )
 from polyscale.training.evaluation import Evaluation, evaluate
-from polyscale.training.files import new_folder, write_text
+from polyscale.training.files import follow_umask, new_folder, write_text
+from polyscale.training.processes import ON_CPU, decide_on_main, join_processes
 from polyscale.training.progress import RunProgress
 from polyscale.training.settings import TrainingSettings
+from polyscale.training.sharding import shard
 
 LOG_NAME = "log.jsonl"
-# Accelerate joins several processes on a CPU only when told that it is one.
-ON_CPU = not torch.accelerator.is_available()
 
 
 @dataclass
 class RunState:
     """What a run knows besides weights and moments; JSON in a checkpoint."""
 
+    processes: int = 1  # that did them; checkpoints of earlier versions do not say
     step: int = 0  # steps done
     best_step: int = 0
     best: dict[str, float] = field(default_factory=dict)  # validation metrics of the kept state
@@ -63,7 +63,10 @@ class RunState:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training: the model in its best state, and how it got there."""
+    """A finished training: the model in its best state, and how it got there.
+
+    With `shard` the model of a process holds its shares of the weights.
+    """
 
     model: PreTrainedModel
     state: RunState
@@ -86,13 +89,15 @@ def train(
     `build` is called after seeding, so its initial weights belong to the seed. `output` holds the
     state best on validation for `from_pretrained`, and while the run lasts its checkpoints.
     """
+    join_processes()
     accelerator = Accelerator(cpu=ON_CPU, mixed_precision="no")  # _step has its own autocast
+    processes = accelerator.num_processes
+    checkpoint, state = decide_on_main(lambda: _last_checkpoint(output, processes))
     set_seed(seed)
     run = _Run(accelerator, build(), data, settings, seed, output, name)
-    checkpoints = list_checkpoints(output)
-    if checkpoints:
-        run.state = RunState(**read_state(checkpoints[-1]))
-        load_checkpoint(checkpoints[-1], run.model, run.optimizer)
+    run.state = state
+    if checkpoint is not None:
+        load_checkpoint(checkpoint, run.model, run.optimizer)
     shown = progress and accelerator.is_main_process
     with RunProgress(name, settings.steps, run.state.step, shown=shown) as bar:
         run.go(bar)
@@ -113,10 +118,10 @@ class _Run:
         self.accelerator = accelerator
         self.data, self.settings, self.seed, self.output = data, settings, seed, output
         self.name = name
-        self.state = RunState()
+        self.state = RunState(processes=accelerator.num_processes)
         self.plain = model.train()  # what comes from `from_pretrained` is in evaluation mode
         if settings.shard:
-            shard(model, accelerator)
+            shard(model, accelerator.device, accelerator.num_processes, bf16=settings.bf16)
         runnable: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         self.model = runnable if settings.shard else accelerator.prepare_model(runnable)
         self.optimizer = _make_optimizer(model, settings)
@@ -155,11 +160,19 @@ class _Run:
         """Put the best state back and measure it on the test set."""
         self.accelerator.wait_for_everyone()
         began = time.perf_counter()
-        with quiet_transformers():
-            model = type(self.plain).from_pretrained(self.output).to(self.accelerator.device)
+        if self.settings.shard:
+            model = self.plain
+            whole = self._read_best() if self.accelerator.is_main_process else None
+            scatter_weights({} if whole is None else whole.state_dict(), model)
+        else:
+            model = self._read_best().to(self.accelerator.device)
         test = self._evaluate(model, self.data.test)
         self.state.seconds += time.perf_counter() - began
         return Trained(model, self.state, test, self.accelerator)
+
+    def _read_best(self) -> PreTrainedModel:
+        with quiet_transformers():
+            return type(self.plain).from_pretrained(self.output)
 
     def _step(self, step: int) -> Tensor:
         """One optimiser step; returns the mean loss of this process."""
@@ -304,6 +317,22 @@ class _Log:
                 self.board.add_scalar(f"{kind}/{name}", value, int(point["step"]))
 
 
+def _last_checkpoint(output: Path, processes: int) -> tuple[Path | None, RunState]:
+    """The checkpoint to go on from, and the state of the run; refuses other batches."""
+    checkpoints = list_checkpoints(output)
+    if not checkpoints:
+        return None, RunState(processes=processes)
+    state = RunState(**read_state(checkpoints[-1]))
+    if state.processes != processes:
+        raise ValueError(
+            f"{output} takes {state.processes} processes, which did its first {state.step} steps, "
+            f"got {processes}: batch_size is that of one process, so the other steps would see "
+            f"other batches; use torchrun --nproc-per-node {state.processes}, or choose another "
+            "folder"
+        )
+    return checkpoints[-1], state
+
+
 def is_better(new: dict[str, float], best: dict[str, float], kind: str) -> bool:
     """Whether validation metrics beat the best ones: accuracy for classes, loss for language."""
     if kind == "classification":
@@ -314,18 +343,6 @@ def is_better(new: dict[str, float], best: dict[str, float], kind: str) -> bool:
 def set_step_seed(seed: int, step: int, process: int) -> None:
     """Seed what a step draws (dropout), so that it does not depend on the steps before it."""
     torch.manual_seed(mix_seed(seed, step, process))
-
-
-def shard(model: PreTrainedModel, accelerator: Accelerator) -> None:
-    """Share the weights, their gradients and moments out over the processes (FSDP 2)."""
-    if accelerator.num_processes < 2:
-        raise ValueError("shard takes at least 2 processes (torchrun, accelerate launch), got 1")
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    model.to(accelerator.device)
-    for module in list(model.modules()):
-        if type(module).__name__ in model._no_split_modules:
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
 
 
 def remove_checkpoints(output: Path) -> None:
@@ -364,6 +381,8 @@ def _make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
 def _save_model(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=weights)
+    for file in folder.iterdir():
+        follow_umask(file)
 
 
 @contextlib.contextmanager
