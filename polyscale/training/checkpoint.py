@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 
 from polyscale.training.files import new_folder, write_json
 
@@ -57,6 +58,9 @@ def scatter_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
 
     Every process must call it. A device holds one whole tensor at a time.
     """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # an evaluation leaves the last gathered weights in place
     set_model_state_dict(model, weights, options=_scatter_options())
 
 

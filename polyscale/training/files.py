@@ -12,6 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
+LOCK_NAME = ".lock"
 _UNFINISHED = ".unfinished-report-"
 _ABANDONED = 3600.0  # seconds after which an unfinished report is taken to be of a killed process
 
@@ -52,6 +55,17 @@ def write_together(files: Mapping[Path, str]) -> None:
         for path, place in finished.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(place, path)
+
+
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Wait until no other process writes into a folder, and keep others out.
+
+    What is read and written inside is then never older than what another process wrote.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK_NAME):
+        yield
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from polyscale.training.checkpoint import (
     gather_weights,
     list_checkpoints,
     load_checkpoint,
-    read_state,
     save_checkpoint,
     scatter_weights,
 )
@@ -41,24 +40,9 @@ from polyscale.training.processes import ON_CPU, decide_on_main, join_processes
 from polyscale.training.progress import RunProgress
 from polyscale.training.settings import TrainingSettings
 from polyscale.training.sharding import shard
+from polyscale.training.state import RunState, last_checkpoint
 
 LOG_NAME = "log.jsonl"
-
-
-@dataclass
-class RunState:
-    """What a run knows besides weights and moments; JSON in a checkpoint."""
-
-    processes: int = 1  # that did them; checkpoints of earlier versions do not say
-    step: int = 0  # steps done
-    best_step: int = 0
-    best: dict[str, float] = field(default_factory=dict)  # validation metrics of the kept state
-    evaluations_since_best: int = 0
-    seconds: float = 0.0
-    training_seconds: float = 0.0
-    train_curve: list[dict[str, float]] = field(default_factory=list)
-    validation_curve: list[dict[str, float]] = field(default_factory=list)
-    level_weights_curve: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -92,10 +76,9 @@ def train(
     join_processes()
     accelerator = Accelerator(cpu=ON_CPU, mixed_precision="no")  # _step has its own autocast
     processes = accelerator.num_processes
-    checkpoint, state = decide_on_main(lambda: _last_checkpoint(output, processes))
+    checkpoint, state = decide_on_main(lambda: last_checkpoint(output, processes))
     set_seed(seed)
-    run = _Run(accelerator, build(), data, settings, seed, output, name)
-    run.state = state
+    run = _Run(accelerator, build(), data, settings, seed, output, name, state)
     if checkpoint is not None:
         load_checkpoint(checkpoint, run.model, run.optimizer)
     shown = progress and accelerator.is_main_process
@@ -114,11 +97,11 @@ class _Run:
         seed: int,
         output: Path,
         name: str,
+        state: RunState,
     ) -> None:
         self.accelerator = accelerator
         self.data, self.settings, self.seed, self.output = data, settings, seed, output
-        self.name = name
-        self.state = RunState(processes=accelerator.num_processes)
+        self.name, self.state = name, state
         self.plain = model.train()  # what comes from `from_pretrained` is in evaluation mode
         if settings.shard:
             shard(model, accelerator.device, accelerator.num_processes, bf16=settings.bf16)
@@ -315,22 +298,6 @@ class _Log:
         for name, value in point.items():
             if name != "step":
                 self.board.add_scalar(f"{kind}/{name}", value, int(point["step"]))
-
-
-def _last_checkpoint(output: Path, processes: int) -> tuple[Path | None, RunState]:
-    """The checkpoint to go on from, and the state of the run; refuses other batches."""
-    checkpoints = list_checkpoints(output)
-    if not checkpoints:
-        return None, RunState(processes=processes)
-    state = RunState(**read_state(checkpoints[-1]))
-    if state.processes != processes:
-        raise ValueError(
-            f"{output} takes {state.processes} processes, which did its first {state.step} steps, "
-            f"got {processes}: batch_size is that of one process, so the other steps would see "
-            f"other batches; use torchrun --nproc-per-node {state.processes}, or choose another "
-            "folder"
-        )
-    return checkpoints[-1], state
 
 
 def is_better(new: dict[str, float], best: dict[str, float], kind: str) -> bool:

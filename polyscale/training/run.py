@@ -32,14 +32,13 @@ from polyscale.training.builders import model_for_task
 from polyscale.training.checkpoint import list_checkpoints
 from polyscale.training.config import RunConfig
 from polyscale.training.evaluation import accuracy_by, evaluate
-from polyscale.training.files import write_json, write_text
+from polyscale.training.files import LOCK_NAME, write_json, write_text
 from polyscale.training.flops import count_forward_flops
 from polyscale.training.loop import Trained, quiet_transformers, remove_checkpoints, train
 from polyscale.training.processes import ON_CPU, decide_on_main, join_processes
 from polyscale.training.result import RESULT_NAME, RunResult, read_result
 
 CONFIG_NAME = "config.yaml"
-_LOCK_NAME = ".lock"
 
 
 class RunInUseError(FileExistsError):
@@ -57,10 +56,12 @@ def run(
 ) -> RunResult:
     """Train and measure what `config` asks for, and write it all into `output`.
 
-    Of several processes the first one looks at the folder and decides for all; a run locked by
-    others raises a RunInUseError in each of them. With `resume` an unfinished run in `output` goes on from its last checkpoint and a finished one
+    With `resume` an unfinished run in `output` goes on from its last checkpoint and a finished one
     is returned as it is; without it, a folder that holds a run is an error. `data` saves loading
     the task again; it must be the one that `config` names.
+
+    Of several processes the first one looks at the folder and decides for all of them; a run locked
+    by others raises a RunInUseError in each.
     """
     with _claimed(config, output, resume=resume) as found:
         if found is not None:
@@ -262,7 +263,7 @@ def _claimed(config: RunConfig, output: Path, *, resume: bool) -> Iterator[RunRe
 
     Two runs in one folder would overwrite each other. A killed one leaves no lock behind.
     """
-    lock = FileLock(output / _LOCK_NAME)
+    lock = FileLock(output / LOCK_NAME)
 
     def claim() -> RunResult | None:
         output.mkdir(parents=True, exist_ok=True)
