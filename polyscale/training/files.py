@@ -14,6 +14,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from polyscale._files import follow_umask
+
 LOCK_NAME = ".lock"
 _UNFINISHED = ".unfinished-report-"
 _ABANDONED = 3600.0  # seconds after which an unfinished report is taken to be of a killed process
@@ -88,10 +90,3 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def follow_umask(file: Path) -> None:
-    """Give a file the mode of any other new one: temporary files and safetensors have 0600."""
-    mask = os.umask(0)
-    os.umask(mask)
-    file.chmod(0o666 & ~mask)

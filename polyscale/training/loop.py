@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
 
+from polyscale._files import follow_umask
 from polyscale.layers.filters import CausalFilter
 from polyscale.training.batches import BatchPlan, mix_seed
 from polyscale.training.checkpoint import (
@@ -35,7 +36,7 @@ from polyscale.training.checkpoint import (
     scatter_weights,
 )
 from polyscale.training.evaluation import Evaluation, evaluate
-from polyscale.training.files import follow_umask, new_folder, write_text
+from polyscale.training.files import new_folder, write_text
 from polyscale.training.processes import ON_CPU, decide_on_main, join_processes
 from polyscale.training.progress import RunProgress
 from polyscale.training.settings import TrainingSettings
