@@ -61,7 +61,8 @@ def scatter_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # an evaluation leaves the last gathered weights in place
-    set_model_state_dict(model, weights, options=_scatter_options())
+    named: Any = weights
+    set_model_state_dict(model, named, options=_scatter_options())
 
 
 def gather_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -40,9 +40,9 @@ def decide_on_main(decide: Callable[[], Decision]) -> Decision:
         except Exception as error:
             outcome = [(None, error)]
     broadcast_object_list(outcome)
-    decision, error = outcome[0]
-    if error is not None:
-        raise error
+    decision, failure = outcome[0]
+    if failure is not None:
+        raise failure
     return decision
 
 
