@@ -167,10 +167,12 @@ def _make_app() -> typer.Typer:
         """Run the tables of a paper again."""
         with _one_line_errors(resumable=True):
             from polyscale.experiments import reproduce
+            from polyscale.training.processes import join_processes
 
             folder = output or Path("experiments") / what
             reproduce(what, preset, folder, data_dir=data_dir, resume=resume)
-            print(f"Results: {folder / 'RESULTS.md'}")
+            if join_processes().is_main_process:
+                print(f"Results: {folder / 'RESULTS.md'}")
 
     @app.command()
     def status(
@@ -275,9 +277,12 @@ def _read_run(
 
 
 def _run_train(config: RunConfig, output: Path, data_dir: Path | None, resume: bool) -> None:
+    from polyscale.training.processes import join_processes
     from polyscale.training.run import run
 
     result = run(config, output, data_dir=data_dir, resume=resume)
+    if not join_processes().is_main_process:
+        return
     unit = " %" if result.higher_is_better else " bits per token"
     print(f"{config.task}, {config.name}, seed {config.seed}: test {result.score:.2f}{unit}")
     print(f"Run: {output}")
@@ -299,6 +304,7 @@ def _run_compare(
     from polyscale.training.compare import plan_comparison, run_all
     from polyscale.training.config import read_assignment
     from polyscale.training.presets import preset_config
+    from polyscale.training.processes import join_processes
 
     names = models.split(",")
     try:
@@ -311,6 +317,14 @@ def _run_compare(
     config = preset_config(task, names[0], preset).with_values(dict(map(read_assignment, changes)))
     planned = plan_comparison(config, names, numbers, levels)
     results = run_all(planned, output, data_dir=data_dir, resume=resume)
+    if not join_processes().is_main_process:
+        return
+    if len(results) < len(planned):
+        print(
+            f"{len(planned) - len(results)} of {len(planned)} runs are locked by another process, "
+            "which compares all of them when it is done; if it is stopped, --resume goes on"
+        )
+        return
     comparison = Comparison.from_results(results, baseline=names[0], command=command)
     written = comparison.write(output)
     _show_comparison(comparison, written[0])

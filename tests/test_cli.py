@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 import polyscale
@@ -255,6 +257,19 @@ def test_compare_prints_a_table_and_writes_a_report(tmp_path):
     for text in ("Paired t-test", "HKT (3 levels)", f"Report: {tmp_path / 'report.html'}"):
         assert text in finished.stdout
     assert len(list(tmp_path.glob("runs/copy/*/result.json"))) == 6
+
+
+def test_a_second_compare_leaves_the_report_to_the_process_that_is_not_done(tmp_path):
+    runs = [tmp_path / "runs" / "copy" / f"{model}-seed-0" for model in ("standard", "hkt")]
+    with ExitStack() as held:
+        for run in runs:
+            run.mkdir(parents=True)
+            held.enter_context(FileLock(run / ".lock"))
+        arguments = ("--task=copy", "--seeds=0", *TINY, f"--output={tmp_path}", "--resume")
+        finished = invoke("compare", *arguments)
+    assert finished.exit_code == 0, finished.output
+    assert "2 of 2 runs are locked by another process, which compares all" in finished.stdout
+    assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polyscale.experiments import hkt, hsa, zero_shot
 from polyscale.training.compare import PlannedRun
+from polyscale.training.processes import join_processes
 
 REPRODUCTIONS = ("hkt", "hsa", "hsa-zero-shot")
 
@@ -32,6 +33,11 @@ def reproduce(
     """Do all runs, one after the other; the tables in `output` are up to date after each."""
     check_name(what)
     if what == "hsa-zero-shot":
+        processes = join_processes().num_processes
+        if processes > 1:
+            raise ValueError(
+                f"hsa-zero-shot takes one process, got {processes}; start it without torchrun"
+            )
         zero_shot.reproduce(output, data_dir=data_dir, preset=preset, resume=resume)
         return
     planned = plan(what, preset)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from polyscale.report.comparison import Comparison
-from polyscale.training.compare import PlannedRun, read_results, refuse_existing, run_all
+from polyscale.training.compare import PlannedRun, read_results, run_all
 from polyscale.training.config import RunConfig
-from polyscale.training.files import write_json, write_text
+from polyscale.training.files import sole_use, write_json, write_text
 from polyscale.training.presets import plain_hkt_config, preset_config
+from polyscale.training.processes import join_processes
 from polyscale.training.result import RunResult
-from polyscale.training.run import RunInUseError
 
 PRESETS = {"cpu": "small", "paper": "paper"}
 SEEDS = (0, 1, 2)
@@ -109,20 +109,24 @@ def reproduce(
 ) -> None:
     """Do the runs one after the other and bring the tables up to date after each of them.
 
-    A run that another process is at is left to it, so that several may share the work.
+    Runs locked by another process are skipped, so that several may share the work.
     """
-    if not resume:
-        refuse_existing(planned, output)
-    for number, one in enumerate(planned):
-        if progress:
-            print(f"run {number + 1} of {len(planned)}: {one.table}, {one.config.name}", flush=True)
-        try:
-            run_all([one], output, data_dir=data_dir, resume=resume, progress=progress)
-        except RunInUseError as error:
-            if progress:
-                print(f"{error}: left to it", flush=True)
-            continue
-        write_tables(output, command=command)
+
+    def write() -> None:
+        with sole_use(output):
+            write_tables(output, command=command)
+
+    run_all(
+        planned,
+        output,
+        data_dir=data_dir,
+        resume=resume,
+        progress=progress,
+        announce=progress,
+        after_each=write,
+    )
+    if join_processes().is_main_process:
+        write()
 
 
 def write_tables(output: Path, *, command: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from polyscale._files import follow_umask
 from polyscale.inject.api import inject_hsa, injected_settings
 from polyscale.inject.settings import HSASettings
 from polyscale.trees import SignalTree
@@ -52,6 +53,8 @@ def save_injected(model: PreTrainedModel, directory: str | os.PathLike[str]) -> 
         else:
             group["settings"] = settings.as_dict()
     model.save_pretrained(path)
+    for weights in path.glob("*.safetensors"):
+        follow_umask(weights)
     for number, tree in enumerate(trees):
         tree.save(path / f"tree_{number}.json")
     data = {"format": FORMAT, "version": VERSION, "groups": groups}

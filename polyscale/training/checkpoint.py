@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 
 from polyscale.training.files import new_folder, write_json
 
@@ -49,6 +51,18 @@ def gather_weights(model: nn.Module) -> dict[str, Tensor]:
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
     )
     return weights
+
+
+def scatter_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
+    """Put whole weights of the first process into the model; the others may pass none.
+
+    Every process must call it. A device holds one whole tensor at a time.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # an evaluation leaves the last gathered weights in place
+    named: Any = weights
+    set_model_state_dict(model, named, options=_scatter_options())
 
 
 def gather_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -118,26 +132,34 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put weights and moments back; every process must call it."""
-    options = StateDictOptions(full_state_dict=True)
-    weights: Any = load_file(folder / _WEIGHTS)
-    set_model_state_dict(model, weights, options=options)
-    moments = load_file(folder / _MOMENTS)
+    """Put weights and moments back; every process must call it, and the first one reads."""
+    reads = not dist.is_initialized() or dist.get_rank() == 0
+    scatter_weights(load_file(folder / _WEIGHTS) if reads else {}, model)
     # A new optimiser's state tells the names and the groups; its numbers are replaced.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # the first process has it
     whole: Any = get_optimizer_state_dict(model, optimizer, options=options)
-    unused = {name for name in whole["state"] if moments.pop(f"{name}/{_UNUSED}", None) is not None}
+    if reads:
+        _replace_moments(whole["state"], folder)
+    set_optimizer_state_dict(model, optimizer, whole, options=_scatter_options())
+
+
+def _scatter_options() -> StateDictOptions:
+    return StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
+
+
+def _replace_moments(state: dict[str, dict[str, Any]], folder: Path) -> None:
+    moments = load_file(folder / _MOMENTS)
+    unused = {name for name in state if moments.pop(f"{name}/{_UNUSED}", None) is not None}
     wanted = {
-        f"{name}/{key}" for name, entries in whole["state"].items() for key in entries
-        if name not in unused
-    }  # fmt: skip
+        f"{name}/{key}" for name, entries in state.items() for key in entries if name not in unused
+    }
     if wanted != set(moments):
         odd = sorted(wanted ^ set(moments))[0]
         raise _damaged(folder, f"{_MOMENTS} does not fit the model: {odd}")
-    for name, entries in whole["state"].items():
+    for name, entries in state.items():
         for key, entry in entries.items():
             # What was not used yet starts from zero, as it would have.
             entries[key] = torch.zeros_like(entry) if name in unused else moments[f"{name}/{key}"]
-    set_optimizer_state_dict(model, optimizer, whole, options=options)
 
 
 def _digest(path: Path) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyscale.data.tasks import TaskData
 from polyscale.training.config import RunConfig
+from polyscale.training.processes import decide_on_main, join_processes
 from polyscale.training.result import RESULT_NAME, RunResult, read_result
-from polyscale.training.run import load_data, run, steps_done
+from polyscale.training.run import RunInUseError, load_data, run, steps_done
 
 RUNS = "runs"
 
@@ -61,35 +62,95 @@ def run_all(
     data_dir: Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    announce: bool = False,
+    after_each: Callable[[], None] | None = None,
 ) -> list[RunResult]:
     """Do every run in turn; with `resume` what is finished stays and what is not goes on.
 
-    Before the first step all folders are looked at, so that a clash is not found hours later.
+    Before the first step all folders are looked at, so that a clash is not found hours later. With
+    `resume` runs locked by another process are skipped and tried again at the end, so that several
+    may share the work: the results are those of all runs that are finished by then.
+
+    Args:
+        planned: the runs, those of one table one after the other: they share their data.
+        output: the folder of all runs.
+        data_dir: the folder with the data files.
+        resume: go on with what is there; without it, a folder that exists is refused.
+        progress: show how far each run is.
+        announce: print a line before each run.
+        after_each: called on the main process after each run that was done here.
     """
+    main = join_processes().is_main_process
     if not resume:
         refuse_existing(planned, output)
-    results = []
-    loaded: tuple[str, TaskData] | None = None  # data of the last run: seeds and models share them
-    for one in planned:
-        folder = one.folder(output)
-        if (folder / RESULT_NAME).exists():
-            data = None
-        else:
-            key = repr((one.config.task, one.config.task_options, one.config.data_seed))
-            if loaded is None or loaded[0] != key:
-                loaded = (key, load_data(one.config, data_dir, progress=progress))
-            data = loaded[1]
-        results.append(
-            run(one.config, folder, data=data, data_dir=data_dir, resume=resume, progress=progress)
-        )
-    return results
+    shared = _SharedData(data_dir, progress=progress and main)
+    finished: dict[int, RunResult] = {}
+    left = list(range(len(planned)))
+    while left:
+        skipped = []
+        for number in left:
+            one = planned[number]
+            folder = one.folder(output)
+            new = not (folder / RESULT_NAME).exists()
+            if new and announce and main:
+                name = f"{one.table}, {one.config.name}, seed {one.config.seed}"
+                print(f"run {number + 1} of {len(planned)}: {name}", flush=True)
+            data = shared.load(one) if new else None
+            try:
+                finished[number] = run(
+                    one.config,
+                    folder,
+                    data=data,
+                    data_dir=data_dir,
+                    resume=resume,
+                    progress=progress,
+                )
+            except RunInUseError as error:
+                if not resume:
+                    raise
+                skipped.append(number)
+                if announce and main:
+                    print(f"{error}: skipped", flush=True)
+                continue
+            if new and main and after_each is not None:
+                after_each()
+        if len(skipped) == len(left):
+            break
+        left = skipped
+    return [finished[number] for number in sorted(finished)]
+
+
+class _SharedData:
+    """The data of one table, which its variants and seeds have in common."""
+
+    def __init__(self, data_dir: Path | None, *, progress: bool) -> None:
+        self.data_dir, self.progress = data_dir, progress
+        self.table = ""
+        self.loaded: dict[str, TaskData] = {}
+
+    def load(self, planned: PlannedRun) -> TaskData:
+        """The data of a run; those of another table are forgotten."""
+        config = planned.config
+        if planned.table != self.table:
+            self.table = planned.table
+            self.loaded.clear()
+        key = repr((config.task, config.task_options, config.data_seed))
+        if key not in self.loaded:
+            self.loaded[key] = load_data(config, self.data_dir, progress=self.progress)
+        return self.loaded[key]
 
 
 def refuse_existing(planned: Sequence[PlannedRun], output: Path) -> None:
     """Raise a FileExistsError that names the first planned run that is there already."""
-    for one in planned:
-        if one.folder(output).exists():
-            raise FileExistsError(f"{one.folder(output)} exists: resume, or choose another folder")
+
+    def look() -> None:
+        for one in planned:
+            if one.folder(output).exists():
+                raise FileExistsError(
+                    f"{one.folder(output)} exists: resume, or choose another folder"
+                )
+
+    decide_on_main(look)
 
 
 def read_results(output: Path) -> list[RunResult]:

@@ -6,12 +6,19 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
+from polyscale._files import follow_umask
+
+LOCK_NAME = ".lock"
 _UNFINISHED = ".unfinished-report-"
+_ABANDONED = 3600.0  # seconds after which an unfinished report is taken to be of a killed process
 
 
 def write_text(path: Path, text: str) -> None:
@@ -23,7 +30,7 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(partial, 0o666 & ~_umask())
+        follow_umask(Path(partial))
         os.replace(partial, path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)
@@ -39,8 +46,10 @@ def write_together(files: Mapping[Path, str]) -> None:
     """Write files that belong together: all are finished before the first takes its place."""
     folder = next(iter(files)).parent
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{_UNFINISHED}*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob(f"{_UNFINISHED}*"):
+        with suppress(FileNotFoundError):  # another process may be about to finish it
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unfinished:
         finished = {path: Path(unfinished) / str(number) for number, path in enumerate(files)}
         for path, place in finished.items():
@@ -48,6 +57,17 @@ def write_together(files: Mapping[Path, str]) -> None:
         for path, place in finished.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(place, path)
+
+
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Wait until no other process writes into a folder, and keep others out.
+
+    What is read and written inside is then never older than what another process wrote.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK_NAME):
+        yield
 
 
 @contextmanager
@@ -61,6 +81,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield partial
         for file in partial.rglob("*"):
             if file.is_file():
+                follow_umask(file)
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
         if path.exists():
@@ -69,9 +90,3 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

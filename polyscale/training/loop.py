@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
 
+from polyscale._files import follow_umask
 from polyscale.layers.filters import CausalFilter
 from polyscale.training.batches import BatchPlan, mix_seed
 from polyscale.training.checkpoint import (
@@ -33,37 +32,26 @@ from polyscale.training.checkpoint import (
     gather_weights,
     list_checkpoints,
     load_checkpoint,
-    read_state,
     save_checkpoint,
+    scatter_weights,
 )
 from polyscale.training.evaluation import Evaluation, evaluate
 from polyscale.training.files import new_folder, write_text
+from polyscale.training.processes import ON_CPU, decide_on_main, join_processes
 from polyscale.training.progress import RunProgress
 from polyscale.training.settings import TrainingSettings
+from polyscale.training.sharding import shard
+from polyscale.training.state import RunState, last_checkpoint
 
 LOG_NAME = "log.jsonl"
-# Accelerate joins several processes on a CPU only when told that it is one.
-ON_CPU = not torch.accelerator.is_available()
-
-
-@dataclass
-class RunState:
-    """What a run knows besides weights and moments; JSON in a checkpoint."""
-
-    step: int = 0  # steps done
-    best_step: int = 0
-    best: dict[str, float] = field(default_factory=dict)  # validation metrics of the kept state
-    evaluations_since_best: int = 0
-    seconds: float = 0.0
-    training_seconds: float = 0.0
-    train_curve: list[dict[str, float]] = field(default_factory=list)
-    validation_curve: list[dict[str, float]] = field(default_factory=list)
-    level_weights_curve: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training: the model in its best state, and how it got there."""
+    """A finished training: the model in its best state, and how it got there.
+
+    With `shard` the model of a process holds its shares of the weights.
+    """
 
     model: PreTrainedModel
     state: RunState
@@ -86,13 +74,14 @@ def train(
     `build` is called after seeding, so its initial weights belong to the seed. `output` holds the
     state best on validation for `from_pretrained`, and while the run lasts its checkpoints.
     """
+    join_processes()
     accelerator = Accelerator(cpu=ON_CPU, mixed_precision="no")  # _step has its own autocast
+    processes = accelerator.num_processes
+    checkpoint, state = decide_on_main(lambda: last_checkpoint(output, processes))
     set_seed(seed)
-    run = _Run(accelerator, build(), data, settings, seed, output, name)
-    checkpoints = list_checkpoints(output)
-    if checkpoints:
-        run.state = RunState(**read_state(checkpoints[-1]))
-        load_checkpoint(checkpoints[-1], run.model, run.optimizer)
+    run = _Run(accelerator, build(), data, settings, seed, output, name, state)
+    if checkpoint is not None:
+        load_checkpoint(checkpoint, run.model, run.optimizer)
     shown = progress and accelerator.is_main_process
     with RunProgress(name, settings.steps, run.state.step, shown=shown) as bar:
         run.go(bar)
@@ -109,14 +98,14 @@ class _Run:
         seed: int,
         output: Path,
         name: str,
+        state: RunState,
     ) -> None:
         self.accelerator = accelerator
         self.data, self.settings, self.seed, self.output = data, settings, seed, output
-        self.name = name
-        self.state = RunState()
+        self.name, self.state = name, state
         self.plain = model.train()  # what comes from `from_pretrained` is in evaluation mode
         if settings.shard:
-            shard(model, accelerator)
+            shard(model, accelerator.device, accelerator.num_processes, bf16=settings.bf16)
         runnable: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         self.model = runnable if settings.shard else accelerator.prepare_model(runnable)
         self.optimizer = _make_optimizer(model, settings)
@@ -155,11 +144,19 @@ class _Run:
         """Put the best state back and measure it on the test set."""
         self.accelerator.wait_for_everyone()
         began = time.perf_counter()
-        with quiet_transformers():
-            model = type(self.plain).from_pretrained(self.output).to(self.accelerator.device)
+        if self.settings.shard:
+            model = self.plain
+            whole = self._read_best() if self.accelerator.is_main_process else None
+            scatter_weights({} if whole is None else whole.state_dict(), model)
+        else:
+            model = self._read_best().to(self.accelerator.device)
         test = self._evaluate(model, self.data.test)
         self.state.seconds += time.perf_counter() - began
         return Trained(model, self.state, test, self.accelerator)
+
+    def _read_best(self) -> PreTrainedModel:
+        with quiet_transformers():
+            return type(self.plain).from_pretrained(self.output)
 
     def _step(self, step: int) -> Tensor:
         """One optimiser step; returns the mean loss of this process."""
@@ -316,18 +313,6 @@ def set_step_seed(seed: int, step: int, process: int) -> None:
     torch.manual_seed(mix_seed(seed, step, process))
 
 
-def shard(model: PreTrainedModel, accelerator: Accelerator) -> None:
-    """Share the weights, their gradients and moments out over the processes (FSDP 2)."""
-    if accelerator.num_processes < 2:
-        raise ValueError("shard takes at least 2 processes (torchrun, accelerate launch), got 1")
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    model.to(accelerator.device)
-    for module in list(model.modules()):
-        if type(module).__name__ in model._no_split_modules:
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-
 def remove_checkpoints(output: Path) -> None:
     """For a finished run: its result and its best state stay."""
     for folder in list_checkpoints(output):
@@ -364,6 +349,8 @@ def _make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
 def _save_model(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=weights)
+    for file in folder.iterdir():
+        follow_umask(file)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ class RunResult:
     training_seconds: float  # inside training steps
     samples_per_second: float  # of training steps
     device: str
-    processes: int
+    processes: int  # each saw batch_size * accumulate samples of a step
     threads: int
     train_curve: list[dict[str, float]]  # step, loss (mean since the last point), learning_rate
     validation_curve: list[dict[str, float]]  # step, loss, accuracy, ...

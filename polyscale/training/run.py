@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from filelock import FileLock, Timeout
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -33,16 +33,16 @@ from polyscale.training.builders import model_for_task
 from polyscale.training.checkpoint import list_checkpoints
 from polyscale.training.config import RunConfig
 from polyscale.training.evaluation import accuracy_by, evaluate
-from polyscale.training.files import write_json, write_text
-from polyscale.training.loop import ON_CPU, Trained, quiet_transformers, remove_checkpoints, train
+from polyscale.training.files import LOCK_NAME, write_json, write_text
+from polyscale.training.loop import Trained, quiet_transformers, remove_checkpoints, train
+from polyscale.training.processes import ON_CPU, decide_on_main, join_processes
 from polyscale.training.result import RESULT_NAME, RunResult, read_result
 
 CONFIG_NAME = "config.yaml"
-_LOCK_NAME = ".lock"
 
 
 class RunInUseError(FileExistsError):
-    """Another process is at this run."""
+    """The run is locked by another process."""
 
 
 def run(
@@ -59,17 +59,16 @@ def run(
     With `resume` an unfinished run in `output` goes on from its last checkpoint and a finished one
     is returned as it is; without it, a folder that holds a run is an error. `data` saves loading
     the task again; it must be the one that `config` names.
+
+    Of several processes the first one looks at the folder and decides for all of them; a run locked
+    by others raises a RunInUseError in each.
     """
-    state = PartialState(cpu=ON_CPU)
-    if state.is_main_process:
-        output.mkdir(parents=True, exist_ok=True)
-    with _sole_use(output, enabled=state.is_main_process):
-        found = _prepare_folder(config, output, resume=resume, writes=state.is_main_process)
-        state.wait_for_everyone()
+    with _claimed(config, output, resume=resume) as found:
         if found is not None:
             return found
         if data is None:
-            data = load_data(config, data_dir, progress=progress and state.is_main_process)
+            main = join_processes().is_main_process
+            data = load_data(config, data_dir, progress=progress and main)
         chosen = model_for_task(config.model, config.model_options, data)
         trained = train(
             chosen.build,
@@ -80,12 +79,15 @@ def run(
             name=f"{config.name}, seed {config.seed}",
             progress=progress,
         )
-        result = _result(config, chosen.data, trained)
-        if state.is_main_process:
+
+        def conclude() -> RunResult:
+            model = load_model(output, chosen.build)
+            result = _result(config, chosen.data, trained, model)
             write_json(output / RESULT_NAME, result.as_dict())
             remove_checkpoints(output)
-        state.wait_for_everyone()
-    return result
+            return result
+
+        return decide_on_main(conclude)
 
 
 def evaluate_run(
@@ -188,9 +190,7 @@ def git_commit() -> str | None:
     return commit + ("+changes" if changes else "")
 
 
-def _prepare_folder(
-    config: RunConfig, output: Path, *, resume: bool, writes: bool
-) -> RunResult | None:
+def _prepare_folder(config: RunConfig, output: Path, *, resume: bool) -> RunResult | None:
     """Check what the folder holds; the result if the run is finished."""
     if (output / CONFIG_NAME).exists():
         difference = read_config(output).first_difference(config)
@@ -205,12 +205,13 @@ def _prepare_folder(
             )
             raise FileExistsError(f"{output} holds {done}: resume it, or choose another folder")
         return read_result(output / RESULT_NAME) if finished else None
-    if writes:
-        write_text(output / CONFIG_NAME, config.to_yaml())
+    write_text(output / CONFIG_NAME, config.to_yaml())
     return None
 
 
-def _result(config: RunConfig, data: TaskData, trained: Trained) -> RunResult:
+def _result(
+    config: RunConfig, data: TaskData, trained: Trained, model: PreTrainedModel
+) -> RunResult:
     state, accelerator = trained.state, trained.accelerator
     settings = config.training
     samples = state.step * settings.batch_size * settings.accumulate * accelerator.num_processes
@@ -233,8 +234,8 @@ def _result(config: RunConfig, data: TaskData, trained: Trained) -> RunResult:
         best_step=state.best_step,
         steps=state.step,
         majority_rate=rate,
-        parameters=sum(weight.numel() for weight in trained.model.parameters()),
-        flops_per_sample=count_forward_flops(trained.model.cpu(), sample),
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        flops_per_sample=count_forward_flops(model, sample),
         seconds=state.seconds,
         training_seconds=state.training_seconds,
         samples_per_second=samples / state.training_seconds,
@@ -246,7 +247,7 @@ def _result(config: RunConfig, data: TaskData, trained: Trained) -> RunResult:
         level_weights_curve=state.level_weights_curve,
         accuracy_by=accuracy_by(trained.test.correct, data.test.groups),
         config=config.as_dict(),
-        model_config=json.loads(json.dumps(trained.model.config.to_diff_dict())),
+        model_config=json.loads(json.dumps(model.config.to_diff_dict())),
         data=data.source,
         example=data.example,
         versions=installed_versions(),
@@ -257,17 +258,24 @@ def _result(config: RunConfig, data: TaskData, trained: Trained) -> RunResult:
 
 
 @contextmanager
-def _sole_use(output: Path, *, enabled: bool) -> Iterator[None]:
-    """Two runs in one folder would overwrite each other; a killed one leaves no lock behind."""
-    if not enabled:
-        yield
-        return
-    lock = FileLock(output / _LOCK_NAME)
+def _claimed(config: RunConfig, output: Path, *, resume: bool) -> Iterator[RunResult | None]:
+    """Hold a run against other processes; gives its result if it is finished.
+
+    Two runs in one folder would overwrite each other. A killed one leaves no lock behind.
+    """
+    lock = FileLock(output / LOCK_NAME)
+
+    def claim() -> RunResult | None:
+        output.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            # The other process may have written its result and be about to let go.
+            if not (resume and (output / RESULT_NAME).exists()):
+                raise RunInUseError(f"{output} is in use by another process") from error
+        return _prepare_folder(config, output, resume=resume)
+
     try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RunInUseError(f"{output} is in use by another process") from error
-    try:
-        yield
+        yield decide_on_main(claim)
     finally:
         lock.release()

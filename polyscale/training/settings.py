@@ -32,8 +32,8 @@ class TrainingSettings:
         bucket_by_length: batches of samples of about the same length, for less padding.
         bf16: bfloat16 autocast.
         compile: `torch.compile` the model.
-        shard: share weights and moments out over the processes (FSDP 2), for models that do not
-            fit one.
+        shard: share weights, gradients and moments out over the processes (FSDP 2), for models
+            whose training does not fit one device.
         log_every: steps between two points of the training curve.
         evaluate_every: steps between two looks at the validation set.
         save_every: steps between two checkpoints; 0 for at every evaluation.

@@ -1,10 +1,12 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
 
+from polyscale import experiments
 from polyscale.experiments import hkt as reproduction
 from polyscale.experiments import plan
 from polyscale.training.compare import PlannedRun, plan_comparison
@@ -32,7 +34,7 @@ def test_a_reproduction_brings_its_tables_up_to_date_after_every_run(tmp_path, m
     with pytest.raises(FileExistsError, match="resume"):
         reproduction.reproduce(small, tmp_path, command="polyscale", progress=False)
     reproduction.reproduce(small, tmp_path, command="polyscale", progress=False, resume=True)
-    assert [len(runs) for runs in seen] == [1, 2, 3, 2 + 1, 3, 3, 4]
+    assert [len(runs) for runs in seen] == [1, 2, 3, 3, 4, 4], "after each run, and at the end"
     text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     assert "50.33 ± 0.12" in text
     assert "| Transformer | 36.37 | 42.44 | 64.27 |" in text
@@ -69,7 +71,7 @@ def test_filters_in_both_models_stand_in_a_table_of_their_own(tmp_path):
     ]
 
 
-def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
+def test_a_run_locked_by_another_process_is_skipped(tmp_path, capsys):
     first, second = (
         PlannedRun("listops", run.config)
         for run in plan_comparison(SMALL, ["standard", "hkt"], [0], levels=2)
@@ -78,7 +80,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
     folder.mkdir(parents=True)
     with FileLock(folder / ".lock"):
         reproduction.reproduce([first, second], tmp_path, command="polyscale", resume=True)
-    assert "in use by another process: left to it" in capsys.readouterr().out
+    assert "in use by another process: skipped" in capsys.readouterr().out
     assert not (folder / "result.json").exists()
     assert (second.folder(tmp_path) / "result.json").exists()
 
@@ -132,3 +134,9 @@ def test_bad_names_of_plans_are_refused():
     for what, preset in (("gpt", "cpu"), ("hkt", "gpu")):
         with pytest.raises(ValueError, match="takes one of"):
             plan(what, preset)
+
+
+def test_an_experiment_of_one_process_refuses_two(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "join_processes", lambda: SimpleNamespace(num_processes=2))
+    with pytest.raises(ValueError, match="hsa-zero-shot takes one process, got 2"):
+        experiments.reproduce("hsa-zero-shot", "cpu", tmp_path)

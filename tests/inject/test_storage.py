@@ -34,6 +34,13 @@ def test_a_saved_model_loads_with_its_injection(tmp_path: Path) -> None:
     )
 
 
+def test_saved_weights_follow_the_umask(tmp_path: Path) -> None:
+    save_injected(inject_hsa(bert(), hierarchy=(2, 2)), tmp_path)
+    (tmp_path / "new").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes == {(tmp_path / "new").stat().st_mode}
+
+
 def test_the_folder_loads_without_polyscale_as_the_model_it_was(tmp_path: Path) -> None:
     model = inject_hsa(bert(), hierarchy=(2, 2))
     save_injected(model, tmp_path)

@@ -1,6 +1,8 @@
 import json
+from dataclasses import replace
 
 import pytest
+from filelock import FileLock
 
 from polyscale.report.comparison import Comparison
 from polyscale.training import compare
@@ -70,3 +72,23 @@ def test_steps_in_a_checkpoint_count_as_done(tmp_path):
     (planned,) = plan_comparison(SMALL, ["hkt"], [0], levels=2)
     (planned.folder(tmp_path) / "checkpoint-000004").mkdir(parents=True)
     assert status([planned], tmp_path)[0].steps == 4
+
+
+def test_runs_locked_by_another_process_are_skipped_and_tried_again_at_the_end(tmp_path, capsys):
+    planned = plan_comparison(SMALL, ["standard", "hkt"], [0], levels=2)
+    planned.append(replace(planned[0], config=planned[0].config.with_seed(1)))
+    locks = []
+    for one in planned[:2]:
+        one.folder(tmp_path).mkdir(parents=True)
+        locks.append(FileLock(one.folder(tmp_path) / ".lock"))
+        locks[-1].acquire()
+    release = locks[0].release  # the other process is killed while we are at the third run
+    results = run_all(
+        planned, tmp_path, resume=True, progress=False, announce=True, after_each=release
+    )
+    assert [(r.model, r.seed) for r in results] == [("standard", 0), ("standard", 1)]
+    assert not (planned[1].folder(tmp_path) / "result.json").exists()
+    locks[1].release()
+    said = capsys.readouterr().out
+    assert said.count("hkt-seed-0 is in use by another process: skipped") == 3
+    assert said.count("run 1 of 3: listops, standard, seed 0") == 2

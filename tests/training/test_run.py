@@ -1,5 +1,6 @@
 import functools
 import json
+import os
 
 import pytest
 import torch
@@ -49,6 +50,15 @@ def test_the_folder_holds_everything_about_the_run(finished):
     assert result.git_commit == git_commit()
 
 
+def test_files_of_a_run_follow_the_umask(finished):
+    mask = os.umask(0)
+    os.umask(mask)
+    files = [path for path in finished[1].rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files if path.name != ".lock"} == {
+        0o666 & ~mask
+    }
+
+
 def test_the_best_state_on_validation_is_kept_and_measured(finished):
     result, folder = finished
     best = max(result.validation_curve, key=lambda point: (point["accuracy"], -point["step"]))
@@ -85,6 +95,13 @@ def test_two_processes_cannot_run_in_one_folder(tmp_path):
         pytest.raises(FileExistsError, match="in use by another process"),
     ):
         run(SMALL, tmp_path, progress=False)
+
+
+def test_a_run_that_was_finished_a_moment_ago_needs_no_lock(finished):
+    result, folder = finished
+    config = SMALL.with_values({"training.snapshots": 2})
+    with FileLock(folder / ".lock"):
+        assert run(config, folder, progress=False, resume=True) == result
 
 
 def test_a_seed_is_a_result_and_another_seed_another(finished, tmp_path):

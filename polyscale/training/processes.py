@@ -1,0 +1,59 @@
+"""Several processes in one run: how they join, and what the first of them decides for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
+# Accelerate joins several processes on a CPU only when told that it is one.
+ON_CPU = not torch.accelerator.is_available()
+# What torchrun and the implementations of MPI tell each of their processes.
+_WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+Decision = TypeVar("Decision")
+
+
+def join_processes() -> PartialState:
+    """Join the process group, if a launcher started several processes."""
+    _refuse_lone_process(os.environ)
+    return PartialState(cpu=ON_CPU)
+
+
+def decide_on_main(decide: Callable[[], Decision]) -> Decision:
+    """What `decide` returns or raises on the main process, in every process.
+
+    Files change while processes look at them, so two that look for themselves may disagree about
+    what to do next. Every process must call it.
+    """
+    state = join_processes()
+    if state.num_processes == 1:
+        return decide()
+    outcome: list[Any] = [None]
+    if state.is_main_process:
+        try:
+            outcome = [(decide(), None)]
+        except Exception as error:
+            outcome = [(None, error)]
+    broadcast_object_list(outcome)
+    decision, failure = outcome[0]
+    if failure is not None:
+        raise failure
+    return decision
+
+
+def _refuse_lone_process(environment: Any) -> None:
+    """Refuse the one process that `accelerate launch` starts on a CPU when asked for several.
+
+    It sets an address to meet at and leaves starting the others to MPI.
+    """
+    launched = "ACCELERATE_USE_CPU" in environment and "MASTER_ADDR" in environment
+    if launched and not any(name in environment for name in _WORLD_SIZES):
+        raise ValueError(
+            "accelerate launch was asked for several processes, got one: on a CPU it starts no "
+            "more; use torchrun --nproc-per-node N -m polyscale.cli ..."
+        )
