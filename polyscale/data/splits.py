@@ -236,7 +236,7 @@ class TaskData:
     # For trees, what `HTEConfig` calls so: the inputs of each modality, the names of fields.
     modalities: dict[str, dict[str, int]] | None = None
     key_names: tuple[str, ...] = ()
-    # What token ids stand for: BYTES (id = byte + 1), a word for each id, or None for anything else.
+    # What token ids stand for: BYTES (id = byte + 1), or a word for each id; None for all else.
     tokens: str | tuple[str, ...] | None = None
 
     def __repr__(self) -> str:

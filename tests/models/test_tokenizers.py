@@ -64,9 +64,7 @@ def test_trees_of_text_take_the_byte_tokenizer():
 def test_the_default_language_model_writes_bytes():
     torch.manual_seed(0)
     config = ps.HKTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    write = pipeline(
-        "text-generation", model=ps.HKTForCausalLM(config), tokenizer=byte_tokenizer()
-    )
+    write = pipeline("text-generation", model=ps.HKTForCausalLM(config), tokenizer=byte_tokenizer())
     found = write("Once", max_new_tokens=3, do_sample=False, return_tensors=True)
     assert found[0]["generated_token_ids"][:4] == [byte + 1 for byte in b"Once"]
 

@@ -1,9 +1,9 @@
 """Configuration of the HKT models."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
 
 from polyscale.layers.hkt_options import check_local_start, check_options, fixed_weights
+from polyscale.models.options import CheckedConfig
 from polyscale.ops.hkt.api import implementation
 
 POSITIONS = ("learned", "rotary", "none")
@@ -11,7 +11,7 @@ POOLINGS = ("mean", "first", "last")
 
 
 @strict
-class HKTConfig(PreTrainedConfig):
+class HKTConfig(CheckedConfig):
     """All that defines an HKT model; the names are Hugging Face's where it has one.
 
     Args:

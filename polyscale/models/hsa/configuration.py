@@ -1,13 +1,14 @@
 """Configuration of the causal HSA language model."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+
+from polyscale.models.options import CheckedConfig
 
 POSITIONS = ("rotary", "learned", "none")
 
 
 @strict
-class HSAConfig(PreTrainedConfig):
+class HSAConfig(CheckedConfig):
     """All that defines a causal HSA language model.
 
     The hierarchy is made of windows, or follows the text. It grows while the model writes.

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
 
+from polyscale.models.options import CheckedConfig
 from polyscale.ops.hsa.checks import IMPLEMENTATIONS, TIES
 
 ATTENTIONS = ("hierarchical", "flat", "none")
@@ -18,7 +18,7 @@ def _one_modality() -> dict[str, dict[str, int]]:
 
 
 @strict
-class HTEConfig(PreTrainedConfig):
+class HTEConfig(CheckedConfig):
     """All that defines an HTE model; the names are Hugging Face's where it has one.
 
     Args:
@@ -55,6 +55,12 @@ class HTEConfig(PreTrainedConfig):
     """
 
     model_type = "hte"
+    other_names: ClassVar[dict[str, str]] = {
+        **CheckedConfig.other_names,
+        "vocab_size": 'modalities={"default": {"vocab_size": ...}}',
+        "input_channels": 'modalities={"default": {"width": ...}}',
+        "width": 'modalities={"default": {"width": ...}}',
+    }
 
     modalities: dict[str, dict[str, int]] = field(default_factory=_one_modality)
     key_names: list[str] | tuple[str, ...] = ()

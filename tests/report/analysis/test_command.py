@@ -274,7 +274,9 @@ def test_without_a_tokenizer_the_coding_is_not_guessed(tmp_path, text, size):
 
 def test_a_run_of_before_tokenizers_were_saved_reads_the_bytes_of_the_tasks(tmp_path, text):
     pages = [
-        run_analyze(str(hkt(tmp_path / name, tokenizer, vocab_size=257)), str(text), tmp_path / name)
+        run_analyze(
+            str(hkt(tmp_path / name, tokenizer, vocab_size=257)), str(text), tmp_path / name
+        )
         for name, tokenizer in (("old", False), ("new", True))
     ]
     old, new = (analysis["meta"] for analysis, _ in pages)
