@@ -93,7 +93,7 @@ def test_words_have_the_ids_of_their_places_before_and_after_saving(tmp_path):
         assert tokenizer.decode(encode(text)) == decode(encode(text)) == text
         # The files of the Long Range Arena have parentheses around everything.
         assert tokenizer("( ( ( [MAX 2 ) 9 ) ] )").input_ids == encode("[MAX 2 9 ]")
-        with pytest.raises(Exception, match="(?i)unk"):
+        with pytest.raises(Exception, match=r"(?i)unk"):
             tokenizer("[MAX two 9 ]")
 
 
