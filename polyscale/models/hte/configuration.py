@@ -23,8 +23,9 @@ class HTEConfig(CheckedConfig):
 
     Args:
         modalities: for each modality of the leaves `{"vocab_size": n}` for token ids or
-            `{"width": n}` for vectors, such as word vectors or image patches. The default fits
-            `ByT5Tokenizer(extra_ids=0)` and trees whose leaves have no modality of their own.
+            `{"width": n}` for vectors, such as word vectors or image patches. The default has room
+            for `polyscale.byte_tokenizer()`, and is for trees whose leaves have no modality of
+            their own.
         key_names: names that keyed families may use, such as the fields of records.
         hidden_size: width of the model.
         num_hidden_layers: number of layers.
