@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         HTEConfig,
         HTEForClassification,
         HTEModel,
+        byte_tokenizer,
         collate_trees,
     )
 
@@ -55,6 +56,7 @@ _LATER = {
         "HTEConfig",
         "HTEForClassification",
         "HTEModel",
+        "byte_tokenizer",
         "collate_trees",
     ),
     "polyscale.inject": (
@@ -85,6 +87,7 @@ __all__ = [
     "HTELayer",
     "HTEModel",
     "SignalTree",
+    "byte_tokenizer",
     "collate_trees",
     "hkt_attention",
     "hsa_attention",

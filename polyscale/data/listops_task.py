@@ -68,6 +68,7 @@ def load_listops(
             **source,
         },
         example=f"{test.text(0)} -> {int(test.labels[0])}",
+        tokens=VOCABULARY,
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 PAD_ID = 0
+BYTES = "bytes"
 IGNORED = -100  # the label of a position where no answer is asked, as in Hugging Face models
 
 _SHADES = " .:-=+*#%@"
@@ -235,6 +236,8 @@ class TaskData:
     # For trees, what `HTEConfig` calls so: the inputs of each modality, the names of fields.
     modalities: dict[str, dict[str, int]] | None = None
     key_names: tuple[str, ...] = ()
+    # What token ids stand for: BYTES (id = byte + 1), or a word for each id; None for all else.
+    tokens: str | tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         sizes = f"train={len(self.train)}, validation={len(self.validation)}, test={len(self.test)}"

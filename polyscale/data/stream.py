@@ -9,7 +9,7 @@ import torch
 
 from polyscale.data.files import FOLDER_VARIABLE, find_folder, read_first, unzip
 from polyscale.data.options import whole
-from polyscale.data.splits import PAD_ID, TaskData, WindowSplit, collate
+from polyscale.data.splits import BYTES, PAD_ID, TaskData, WindowSplit, collate
 from polyscale.data.texts import BYTE_VOCABULARY
 
 FILES = ("enwik8", "enwik8.gz", "enwik8_20mb.gz")
@@ -77,4 +77,5 @@ def load_stream(data_dir: Path | str | None, length: int) -> TaskData:
             "notes": notes,
         },
         example=f"{splits['test'].text(0)[:400]} -> every byte from those before it",
+        tokens=BYTES,
     )

@@ -175,4 +175,5 @@ def _assemble(
         label_names=None,
         source={"seed": seed, "splits": dict(sizes), "notes": []},
         example=f"{splits['test'].text(0)} -> the ids in parentheses",
+        tokens=("<pad>", *map(str, range(1, vocab))),
     )

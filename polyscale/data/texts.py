@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyscale.data.files import HubDataset, check_row, find_folder, read_first, read_rows
 from polyscale.data.options import whole
-from polyscale.data.splits import PAD_ID, TaskData, TokenSplit, collate, decode_bytes
+from polyscale.data.splits import BYTES, PAD_ID, TaskData, TokenSplit, collate, decode_bytes
 from polyscale.data.validation import choose_validation
 
 BYTE_VOCABULARY = 257  # padding, then every byte: id = byte + 1
@@ -173,6 +173,7 @@ def load_bytes(name: str, data_dir: Path | str | None, seed: int, length: int) -
             "equal_to_a_training_text_once_cut": alike,
         },
         example=f"{test.text(0)[:400]} -> {texts.label_names[int(test.labels[0])]}",
+        tokens=BYTES,
     )
 
 

@@ -192,8 +192,9 @@ def tail_bound(scores: Sequence[Tensor], weights: Tensor, allowed: Tensor | None
     """The bound on the tail beyond each level against what the tail is.
 
     Args:
-        scores: per level `[H, T_l, T_l]`.
-        weights: `[H, L]`.
+        scores: per level `[H, T_l, T_l]`, finite, before the mask; level l has the length T / 2^l,
+            rounded up.
+        weights: `[H, L]`, finite.
         allowed: bool `[T, T]`: pairs of tokens that count; all if None.
 
     Example:
@@ -202,12 +203,7 @@ def tail_bound(scores: Sequence[Tensor], weights: Tensor, allowed: Tensor | None
         >>> [round(x, 2) for x in tail.bound[0].tolist() + tail.measured[0].tolist()]
         [1.0, 0.3, 0.4, 0.3]
     """
-    if not scores or weights.shape[-1] != len(scores):
-        raise ValueError(
-            f"weights must have one column for each of the {len(scores)} levels, "
-            f"got {list(weights.shape)}"
-        )
-    length = scores[0].shape[-1]
+    length = _check_tail(scores, weights, allowed)
     measured: list[Tensor] = []
     terms: list[Tensor] = []
     tail = torch.zeros((), dtype=scores[0].dtype)
@@ -223,6 +219,46 @@ def tail_bound(scores: Sequence[Tensor], weights: Tensor, allowed: Tensor | None
     return Tail(bound, torch.stack(measured, -1), term)
 
 
+def _check_tail(scores: Sequence[Tensor], weights: Tensor, allowed: Tensor | None) -> int:
+    """The length T, if everything fits together."""
+    named = [(f"scores[{level}]", score) for level, score in enumerate(scores)]
+    for name, tensor in [*named, ("weights", weights)]:
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            got = getattr(tensor, "dtype", type(tensor).__name__)
+            raise TypeError(f"{name} must be a floating tensor, got {got}")
+    if weights.dim() != 2 or not len(scores) or weights.shape[1] != len(scores):
+        raise ValueError(
+            f"weights must have shape [H, L] with one column for each of the {len(scores)} levels, "
+            f"got {list(weights.shape)}"
+        )
+    heads, length = len(weights), scores[0].shape[-1] if scores[0].dim() else 0
+    if not length:
+        raise ValueError(
+            f"scores[0] must have shape [H, T, T] with T >= 1, got {list(scores[0].shape)}"
+        )
+    for level, score in enumerate(scores):
+        size = -(-length // 2**level)
+        if score.shape != (heads, size, size):
+            raise ValueError(
+                f"scores[{level}] must have shape [H, T_l, T_l] = {[heads, size, size]}, for the "
+                f"{heads} heads of weights and T = {length}; got {list(score.shape)}"
+            )
+    for name, tensor in [*named, ("weights", weights)]:
+        if not bool(tensor.isfinite().all()):
+            advice = "" if name == "weights" else ": pass the scores before the mask"
+            raise ValueError(f"{name} must be finite{advice}, got inf or nan")
+    if allowed is not None and (
+        not isinstance(allowed, Tensor)
+        or allowed.dtype != torch.bool
+        or allowed.shape != (length, length)
+    ):
+        got = type(allowed).__name__
+        if isinstance(allowed, Tensor):
+            got = f"{allowed.dtype} {list(allowed.shape)}"
+        raise ValueError(f"allowed must be None or bool [T, T] = {[length, length]}, got {got}")
+    return length
+
+
 def decay_ratio(terms: Tensor) -> list[float | None]:
     """The ratio of successive terms `[H, L]`, by least squares on their logarithms.
 
@@ -231,6 +267,9 @@ def decay_ratio(terms: Tensor) -> list[float | None]:
     >>> [ratio and round(ratio, 6) for ratio in decay_ratio(torch.tensor([[8.0, 4, 2], [1, 0, 0]]))]
     [0.5, None]
     """
+    if terms.dim() != 2 or bool(terms.isnan().any()):
+        got = "nan" if terms.dim() == 2 else list(terms.shape)
+        raise ValueError(f"terms must be numbers [H, L], got {got}")
     ratios: list[float | None] = []
     for row in terms.double().tolist():
         if len(row) < 2 or min(row) <= 0:

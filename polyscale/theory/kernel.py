@@ -41,6 +41,9 @@ class Spectrum:
 def spectrum(matrix: Tensor) -> Spectrum:
     """Eigenvalues of the symmetric part of `[..., n, n]`.
 
+    They are computed in float64. What counts as zero follows from the precision of `matrix`, whose
+    entries are rounded: a Gram matrix in float32 has negative eigenvalues far above float64's.
+
     >>> found = spectrum(torch.tensor([[2.0, 1.0], [-1.0, -1.0]]))
     >>> found.eigenvalues.tolist(), bool(found.psd), found.fraction_negative.item()
     ([2.0, -1.0], False, 0.5)
@@ -52,10 +55,12 @@ def spectrum(matrix: Tensor) -> Spectrum:
         raise ValueError("matrix must have at least one row, got n = 0")
     if not bool(matrix.isfinite().all()):
         raise ValueError("matrix must be finite: pass the scores before the mask, got inf or nan")
+    precision = _precision(matrix)
     matrix = matrix.detach().double()
     # Rounding is that of the whole matrix, even where its symmetric part is small.
     scale = torch.linalg.matrix_norm(matrix)
-    return _read(torch.linalg.eigvalsh((matrix + matrix.mT) / 2), matrix.shape[-1], scale)
+    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
+    return _read(values, matrix.shape[-1], precision * scale)
 
 
 def product_spectrum(left: Tensor, right: Tensor) -> Spectrum:
@@ -72,6 +77,7 @@ def product_spectrum(left: Tensor, right: Tensor) -> Spectrum:
             f"left and right must have one shape [..., n, d], got {list(left.shape)} and "
             f"{list(right.shape)}"
         )
+    precision = max(_precision(left), _precision(right))
     left, right = left.detach().double(), right.detach().double()
     size, width = left.shape[-2:]
     scale = torch.linalg.matrix_norm(left) * torch.linalg.matrix_norm(right)
@@ -80,22 +86,28 @@ def product_spectrum(left: Tensor, right: Tensor) -> Spectrum:
         factor = torch.linalg.qr(torch.cat((left, right), -1), mode="r").R  # [..., 2d, 2d]
         left, right = factor[..., :width], factor[..., width:]
     product = left @ right.mT
-    return _read(torch.linalg.eigvalsh((product + product.mT) / 2), size, scale)
+    return _read(torch.linalg.eigvalsh((product + product.mT) / 2), size, precision * scale)
 
 
 def gram_spectrum(factor: Tensor) -> Spectrum:
     """Eigenvalues of `F F^T` for `[..., n, d]`: squared singular values, never negative."""
     if factor.dim() < 2:
         raise ValueError(f"factor must have shape [..., n, d], got {list(factor.shape)}")
+    precision = _precision(factor)
     factor = factor.detach().double()
     values = torch.linalg.svdvals(factor).square().flip(-1)
-    return _read(values, factor.shape[-2], torch.linalg.matrix_norm(factor).square())
+    return _read(values, factor.shape[-2], precision * torch.linalg.matrix_norm(factor).square())
 
 
-def _read(ascending: Tensor, size: int, scale: Tensor) -> Spectrum:
+def _precision(given: Tensor) -> float:
+    """The rounding of a number in what was given; whole numbers become float64 exactly."""
+    return torch.finfo(given.dtype if given.is_floating_point() else torch.float64).eps
+
+
+def _read(ascending: Tensor, size: int, rounding: Tensor) -> Spectrum:
+    """Tell what eigenvalues say; `rounding` is that of the whole matrix."""
     values = ascending.flip(-1)
-    # What rounding makes of a zero.
-    zero = torch.finfo(values.dtype).eps * max(values.shape[-1], 8) * scale  # [...]
+    zero = max(values.shape[-1], 8) * rounding  # what rounding makes of a zero, [...]
     negative = values < -zero[..., None]
     present = values.abs() > zero[..., None]
     magnitude = values.abs().sum(-1)

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from polyscale.data.splits import BYTES
 from polyscale.data.tasks import TaskData
 from polyscale.models import (
     HKTConfig,
@@ -19,7 +20,9 @@ from polyscale.models import (
     HSAForCausalLM,
     HTEConfig,
     HTEForClassification,
+    byte_tokenizer,
     collate_trees,
+    word_tokenizer,
 )
 from polyscale.trees import SignalTree
 
@@ -75,6 +78,16 @@ def model_for_task(model: str, options: dict[str, Any], data: TaskData) -> Model
     return ModelForTask(_hte(options, data), trees)
 
 
+def tokenizer_for_task(data: TaskData) -> PreTrainedTokenizerFast | None:
+    """What turns a text into the ids of a task; None for pixels and trees."""
+    if data.tokens is None:
+        return None
+    if data.tokens != BYTES:
+        return word_tokenizer(data.tokens, data.max_length)
+    # A class is asked of the beginning of a text; a prompt is never cut.
+    return byte_tokenizer(data.max_length if data.kind == "classification" else None)
+
+
 def _hkt(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedModel]:
     sizes: dict[str, Any] = {
         "pad_token_id": data.pad_token_id,
@@ -88,7 +101,7 @@ def _hkt(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedMode
     if data.kind == "language":
         return _builder(HKTForCausalLM, HKTConfig, {**sizes, "causal": True, **options})
     # A class is a statement about the whole sequence: unless asked otherwise, all of it is seen.
-    sizes |= {"num_labels": data.num_labels, "causal": False}
+    sizes |= {**_labels(data, options), "causal": False}
     return _builder(HKTForSequenceClassification, HKTConfig, {**sizes, **options})
 
 
@@ -103,7 +116,7 @@ def _hsa(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedMode
 
 
 def _hte(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedModel]:
-    sizes: dict[str, Any] = {"num_labels": data.num_labels}
+    sizes = _labels(data, options)
     if data.modalities is not None:
         sizes |= {"modalities": data.modalities, "key_names": list(data.key_names)}
     elif data.vocab_size is not None:
@@ -113,12 +126,23 @@ def _hte(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedMode
     return _builder(HTEForClassification, HTEConfig, {**sizes, **options})
 
 
+def _labels(data: TaskData, options: dict[str, Any]) -> dict[str, Any]:
+    """The classes of a task by name; without names if `options` ask for another number of them."""
+    names = data.label_names
+    if names is None or options.get("num_labels", len(names)) != len(names):
+        return {"num_labels": data.num_labels}
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+
+
 def _builder(
     model_class: type[PreTrainedModel],
     config_class: type[PreTrainedConfig],
     options: dict[str, Any],
 ) -> Callable[[], PreTrainedModel]:
-    known = {*config_class.__annotations__, "num_labels"}
+    known = {*config_class.__annotations__, "num_labels", "id2label", "label2id"}
     unknown = [name for name in options if name not in known]
     if unknown:
         raise ValueError(

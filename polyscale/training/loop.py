@@ -27,6 +27,7 @@ from transformers.utils import logging
 from polyscale._files import follow_umask
 from polyscale.layers.filters import CausalFilter
 from polyscale.training.batches import BatchPlan, mix_seed
+from polyscale.training.builders import tokenizer_for_task
 from polyscale.training.checkpoint import (
     gather_moments,
     gather_weights,
@@ -122,6 +123,8 @@ class _Run:
         losses: list[Tensor] = []
         before = time.perf_counter() - state.seconds
         with self._logs() as log:
+            if self.accelerator.is_main_process:
+                self._save_tokenizer(self.output)  # also where an older version began the run
             if not state.step:
                 self._snapshot(0)
             while state.step < settings.steps and not self._is_patience_over():
@@ -156,7 +159,9 @@ class _Run:
 
     def _read_best(self) -> PreTrainedModel:
         with quiet_transformers():
-            return type(self.plain).from_pretrained(self.output)
+            model = type(self.plain).from_pretrained(self.output)
+        self._name_labels(model)
+        return model
 
     def _step(self, step: int) -> Tensor:
         """One optimiser step; returns the mean loss of this process."""
@@ -259,6 +264,21 @@ class _Run:
         if self.accelerator.is_main_process:
             with new_folder(self.output / "snapshots" / f"step-{step:06d}") as folder:
                 _save_model(self.plain, weights, folder)
+                self._save_tokenizer(folder)
+
+    def _save_tokenizer(self, folder: Path) -> None:
+        tokenizer = tokenizer_for_task(self.data)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+
+    def _name_labels(self, model: PreTrainedModel) -> None:
+        """Name the classes of a state that an older version kept, which did not save the names."""
+        named = self.plain.config
+        if model.config.id2label == named.id2label:
+            return
+        model.config.id2label, model.config.label2id = named.id2label, named.label2id
+        if self.accelerator.is_main_process:
+            model.config.save_pretrained(self.output)
 
     def _logs(self) -> _Log:
         return _Log(self.output, self.state, enabled=self.accelerator.is_main_process)

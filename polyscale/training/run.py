@@ -3,6 +3,7 @@
 config.yaml          what was asked for; `polyscale train config.yaml` makes it again
 log.jsonl            every point of the curves; `tensorboard/` has the same
 model.safetensors    the state best on validation, with config.json: `from_pretrained`
+tokenizer.json       with tokenizer_config.json: what turns texts into the ids of the task
 snapshots/           states over training, if asked for
 checkpoint-000500/   while the run lasts
 result.json          when it is finished

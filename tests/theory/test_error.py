@@ -226,3 +226,39 @@ class TestBadInput:
             analyse_levels(level_scores(random_layer(), draw(4, 16)), 4)
         with pytest.raises(ValueError, match="one column for each of the 1 levels"):
             tail_bound([torch.zeros(1, 2, 2)], torch.zeros(1, 2))
+
+    @pytest.mark.parametrize(
+        ("change", "error", "words"),
+        [
+            ({"scores": []}, ValueError, "one column for each of the 0 levels"),
+            ({"scores": [torch.zeros(2, 5, 5)]}, ValueError, r"the 1 levels, got \[2, 2\]"),
+            ({"weights": torch.ones(2)}, ValueError, r"weights must have shape \[H, L\]"),
+            ({"weights": torch.ones(1, 2)}, ValueError, r"scores\[0\] must .* \[1, 5, 5\], for"),
+            ({"weights": torch.ones(2, 2).long()}, TypeError, "weights must be a floating tensor"),
+            ({"weights": torch.tensor([[1, math.nan]] * 2)}, ValueError, "weights must be finite"),
+            ({"level0": torch.zeros(2, 5, 4)}, ValueError, r"scores\[0\] must have shape"),
+            ({"level0": torch.zeros(5)}, ValueError, r"scores\[0\] must have shape"),
+            ({"level0": torch.zeros(2, 0, 0)}, ValueError, r"T >= 1, got \[2, 0, 0\]"),
+            ({"level0": torch.zeros(())}, ValueError, r"T >= 1, got \[\]"),
+            ({"level0": "abc"}, TypeError, r"scores\[0\] must be a floating tensor, got str"),
+            ({"level1": torch.zeros(2, 2, 2)}, ValueError, r"= \[2, 3, 3\], .* got \[2, 2, 2\]"),
+            ({"level1": torch.zeros(1, 3, 3)}, ValueError, r"scores\[1\] .* got \[1, 3, 3\]"),
+            ({"level1": torch.full((2, 3, 3), math.nan)}, ValueError, r"scores\[1\] must be fin"),
+            ({"level1": torch.full((2, 3, 3), -math.inf)}, ValueError, "before the mask"),
+            ({"allowed": torch.ones(5, 5)}, ValueError, r"got torch.float32 \[5, 5\]"),
+            ({"allowed": torch.ones(3, 3).bool()}, ValueError, r"bool \[T, T\] = \[5, 5\]"),
+            ({"allowed": True}, ValueError, "got bool"),
+        ],
+    )
+    def test_scores_of_a_tail_that_do_not_fit_are_named(self, change, error, words):
+        scores = [change.pop("level0", torch.zeros(2, 5, 5)), torch.zeros(2, 3, 3)]
+        scores[1] = change.pop("level1", scores[1])
+        arguments = {"scores": scores, "weights": torch.full((2, 2), 0.5), **change}
+        with pytest.raises(error, match=words):
+            tail_bound(**arguments)
+
+    def test_terms_without_a_ratio_are_named(self):
+        with pytest.raises(ValueError, match=r"terms must be numbers \[H, L\], got \[3\]"):
+            decay_ratio(torch.ones(3))
+        with pytest.raises(ValueError, match="got nan"):
+            decay_ratio(torch.tensor([[1.0, math.nan]]))

@@ -70,6 +70,37 @@ class TestSpectrum:
         assert found.fraction_negative.item() == pytest.approx(1 / 20)
         assert found.smallest.item() == pytest.approx(-1e-9, rel=1e-4)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_a_semidefinite_matrix_of_any_precision_is_semidefinite(self, dtype):
+        for seed in range(20):
+            factor = draw(60, 8, seed=seed).to(dtype)
+            gram = factor @ factor.mT
+            assert not bool((torch.linalg.eigvalsh(gram.double()) >= 0).all())  # so it takes care
+            found = spectrum(gram)
+            assert bool(found.psd)
+            assert found.fraction_negative == 0
+            # float64 is told the entries are exact, and then they are not semidefinite.
+            assert not bool(spectrum(gram.double()).psd)
+            assert bool(product_spectrum(factor, factor).psd)
+
+    def test_scores_of_a_psd_layer_in_float32_are_semidefinite(self):
+        layer = random_layer(width=32, heads=2, kernel="psd").float()
+        _, details = layer(draw(1, 40, 32).float(), return_details=True)
+        for scores in details.level_scores:
+            assert scores.dtype == torch.float32
+            assert bool(spectrum(scores).psd.all())
+
+    def test_a_negative_eigenvalue_above_the_rounding_of_float32_is_seen(self):
+        turned = torch.linalg.qr(draw(20, 20)).Q
+        values = torch.linspace(1, 2, 20, dtype=torch.float64)
+        values[-1] = -1e-3
+        found = spectrum((turned @ torch.diag(values) @ turned.T).float())
+        assert not bool(found.psd)
+        assert found.fraction_negative.item() == pytest.approx(1 / 20)
+
+    def test_whole_numbers_are_exact(self):
+        assert not bool(spectrum(torch.tensor([[10**9, 0], [0, -1]])).psd)
+
     def test_nothing_but_zeros_is_semidefinite(self):
         found = spectrum(torch.zeros(3, 3))
         assert bool(found.psd)

@@ -35,6 +35,8 @@ def test_the_folder_holds_everything_about_the_run(finished):
         "result.json",
         "snapshots",
         "tensorboard",
+        "tokenizer.json",
+        "tokenizer_config.json",
     }
     assert sorted(path.name for path in (folder / "snapshots").iterdir()) == [
         "step-000000",

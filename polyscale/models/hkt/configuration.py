@@ -1,9 +1,9 @@
 """Configuration of the HKT models."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
 
 from polyscale.layers.hkt_options import check_local_start, check_options, fixed_weights
+from polyscale.models.options import CheckedConfig
 from polyscale.ops.hkt.api import implementation
 
 POSITIONS = ("learned", "rotary", "none")
@@ -11,12 +11,12 @@ POOLINGS = ("mean", "first", "last")
 
 
 @strict
-class HKTConfig(PreTrainedConfig):
+class HKTConfig(CheckedConfig):
     """All that defines an HKT model; the names are Hugging Face's where it has one.
 
     Args:
-        vocab_size: number of token ids. The default fits `ByT5Tokenizer(extra_ids=0)`, which
-            turns text to bytes and needs no files.
+        vocab_size: number of token ids, `len(tokenizer)`. The default has room for
+            `polyscale.byte_tokenizer()`, which turns text to bytes and needs no files.
         hidden_size: width of the model.
         num_hidden_layers: number of blocks.
         num_attention_heads: heads per block.
@@ -47,7 +47,8 @@ class HKTConfig(PreTrainedConfig):
         tie_word_embeddings: whether the language-model head is the token embedding.
         pad_token_id: id of padding.
         bos_token_id: id that begins a text.
-        eos_token_id: id that ends a text.
+        eos_token_id: id that ends a text; the default is the byte 0 of `byte_tokenizer()`, which
+            texts do not have.
 
     Example:
         >>> HKTConfig(hidden_size=64, num_attention_heads=4, levels=3).levels

@@ -1,19 +1,21 @@
 """Configuration of the causal HSA language model."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+
+from polyscale.models.options import CheckedConfig
 
 POSITIONS = ("rotary", "learned", "none")
 
 
 @strict
-class HSAConfig(PreTrainedConfig):
+class HSAConfig(CheckedConfig):
     """All that defines a causal HSA language model.
 
     The hierarchy is made of windows, or follows the text. It grows while the model writes.
 
     Args:
-        vocab_size: number of token ids. The default fits `ByT5Tokenizer(extra_ids=0)`.
+        vocab_size: number of token ids, `len(tokenizer)`. The default has room for
+            `polyscale.byte_tokenizer()`, which turns text to bytes and needs no files.
         hidden_size: width of the model.
         num_hidden_layers: number of blocks.
         num_attention_heads: heads per block.
@@ -35,7 +37,8 @@ class HSAConfig(PreTrainedConfig):
         tie_word_embeddings: whether the language-model head is the token embedding.
         pad_token_id: id of padding.
         bos_token_id: id that begins a text.
-        eos_token_id: id that ends a text.
+        eos_token_id: id that ends a text; the default is the byte 0 of `byte_tokenizer()`, which
+            texts do not have.
 
     Example:
         >>> HSAConfig(hidden_size=64, windows=[8, 16]).windows

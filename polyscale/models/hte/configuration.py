@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
 
+from polyscale.models.options import CheckedConfig
 from polyscale.ops.hsa.checks import IMPLEMENTATIONS, TIES
 
 ATTENTIONS = ("hierarchical", "flat", "none")
@@ -18,13 +18,14 @@ def _one_modality() -> dict[str, dict[str, int]]:
 
 
 @strict
-class HTEConfig(PreTrainedConfig):
+class HTEConfig(CheckedConfig):
     """All that defines an HTE model; the names are Hugging Face's where it has one.
 
     Args:
         modalities: for each modality of the leaves `{"vocab_size": n}` for token ids or
-            `{"width": n}` for vectors, such as word vectors or image patches. The default fits
-            `ByT5Tokenizer(extra_ids=0)` and trees whose leaves have no modality of their own.
+            `{"width": n}` for vectors, such as word vectors or image patches. The default has room
+            for `polyscale.byte_tokenizer()`, and is for trees whose leaves have no modality of
+            their own.
         key_names: names that keyed families may use, such as the fields of records.
         hidden_size: width of the model.
         num_hidden_layers: number of layers.
@@ -55,6 +56,12 @@ class HTEConfig(PreTrainedConfig):
     """
 
     model_type = "hte"
+    other_names: ClassVar[dict[str, str]] = {
+        **CheckedConfig.other_names,
+        "vocab_size": 'modalities={"default": {"vocab_size": ...}}',
+        "input_channels": 'modalities={"default": {"width": ...}}',
+        "width": 'modalities={"default": {"width": ...}}',
+    }
 
     modalities: dict[str, dict[str, int]] = field(default_factory=_one_modality)
     key_names: list[str] | tuple[str, ...] = ()

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from polyscale._extras import require
 from polyscale.data.tasks import load_task
+from polyscale.data.texts import BYTE_VOCABULARY
 
-_BYTES_AND_PADDING = 257  # the tasks: id = byte + 1
 # These give the first token the position after that of padding.
 _COUNT_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
-_BYT5 = 259  # ByT5Tokenizer(extra_ids=0): id = byte + 3
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,16 @@ def read_text(path: Path, folder: Path, model: Any, max_length: int) -> Examples
     limit = min(max_length, _longest(model.config) or max_length)
     if any(folder.glob("tokenizer*")) or (folder / "vocab.txt").is_file():
         ids, tokens, shown, total = _tokenize(text, folder, limit)
+    elif getattr(model.config, "vocab_size", None) == BYTE_VOCABULARY:
+        ids, tokens, shown, total = _bytes(text, limit)  # a run of before tokenizers were saved
     else:
-        ids, tokens, shown, total = _bytes(text, folder, model.config, limit)
-    notes = [f"The text is cut to its first {limit} of {total} tokens."] if total > limit else []
+        raise ValueError(
+            f"data: {folder} has no tokenizer, so the coding of its tokens is not known; save the "
+            "one it was trained with there (tokenizer.save_pretrained), or give the name of its "
+            "task instead of a text file"
+        )
+    kept = len(ids)
+    notes = [f"The text is cut to its first {kept} of {total} tokens."] if total > kept else []
     batch = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
     return Examples(batch, tokens, shown, path.name, notes)
 
@@ -59,33 +65,30 @@ def _longest(config: Any) -> int | None:
 
 def _tokenize(text: str, folder: Path, limit: int) -> tuple[Tensor, list[str], str, int]:
     transformers: Any = require("transformers", "hf", "an analysis")
+    from polyscale.models.tokenizers import codes_bytes  # needs transformers, too
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
     )
-    total = len(tokenizer(text, verbose=False)["input_ids"])
+    if codes_bytes(tokenizer):
+        return _bytes(text, min(limit, tokenizer.model_max_length))
+    try:
+        total = len(tokenizer(text, verbose=False)["input_ids"])
+    except Exception as error:  # the library has no kind of its own
+        raise ValueError(
+            f"data takes a text in the words of the model; its tokenizer in {folder} refuses this "
+            f"one: {error}"
+        ) from error
     ids = tokenizer(text, truncation=True, max_length=limit)["input_ids"]
     shown = tokenizer.decode(ids, skip_special_tokens=True)
     return torch.tensor(ids), tokenizer.convert_ids_to_tokens(ids), shown, total
 
 
-def _bytes(text: str, folder: Path, config: Any, limit: int) -> tuple[Tensor, list[str], str, int]:
+def _bytes(text: str, limit: int) -> tuple[Tensor, list[str], str, int]:
     coded = text.encode("utf-8")
     shown = coded[:limit]
-    size = getattr(config, "vocab_size", None)
-    if size == _BYT5:
-        transformers: Any = require("transformers", "hf", "an analysis")
-        tokenizer = transformers.ByT5Tokenizer(extra_ids=0)
-        whole = shown.decode("utf-8", errors="ignore")  # not half a letter at the end
-        ids = torch.tensor(tokenizer(whole, add_special_tokens=False)["input_ids"])
-        shown = whole.encode("utf-8")
-    elif size == _BYTES_AND_PADDING:
-        ids = torch.tensor(list(shown)) + 1
-    else:
-        raise ValueError(
-            f"data: {folder} has no tokenizer, and with vocab_size={size} its tokens are not bytes "
-            f"({_BYT5} or {_BYTES_AND_PADDING}); give the name of its task instead of a text file"
-        )
-    return ids, list(map(_byte_name, shown)), shown.decode("utf-8", errors="replace"), len(coded)
+    names = list(map(_byte_name, shown))
+    return torch.tensor(list(shown)) + 1, names, shown.decode("utf-8", errors="replace"), len(coded)
 
 
 def _byte_name(byte: int) -> str:

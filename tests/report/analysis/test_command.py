@@ -4,7 +4,14 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, T5Config
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    BertTokenizer,
+    ByT5Tokenizer,
+    T5Config,
+)
 
 from polyscale.data.tasks import load_task
 from polyscale.models import (
@@ -13,6 +20,8 @@ from polyscale.models import (
     HKTForSequenceClassification,
     HSAConfig,
     HSAForCausalLM,
+    byte_tokenizer,
+    word_tokenizer,
 )
 from polyscale.report.analysis.command import run_analyze
 from polyscale.report.analysis.models import find_snapshots, load_model
@@ -30,9 +39,11 @@ def text(tmp_path):
     return path
 
 
-def hkt(folder, **options):
+def hkt(folder, tokenizer=True, **options):
     torch.manual_seed(0)
     HKTForCausalLM(HKTConfig(**SIZES, levels=2, **options)).save_pretrained(folder)
+    if tokenizer:
+        byte_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -74,6 +85,7 @@ def test_an_hkt_model_on_a_text_file_becomes_a_report(tmp_path, text):
 def test_an_hsa_model_on_a_text_file_shows_its_tree(tmp_path, text):
     torch.manual_seed(0)
     HSAForCausalLM(HSAConfig(**SIZES, windows=[4])).save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
     analysis, _ = run_analyze(str(tmp_path / "model"), str(text), tmp_path / "out")
     assert analysis["meta"]["kind"] == "hsa"
     assert len(analysis["hsa"]["layers"]) == 4
@@ -254,9 +266,50 @@ def test_a_file_without_text_is_refused(tmp_path, content, words):
     assert_refused(ValueError, words, str(folder), str(tmp_path / "bad.txt"), tmp_path / "out")
 
 
-def test_a_model_of_other_tokens_takes_no_text_file(tmp_path, text):
-    folder = hkt(tmp_path / "model", vocab_size=17)
-    assert_refused(ValueError, "vocab_size=17", str(folder), str(text), tmp_path / "out")
+@pytest.mark.parametrize("size", [17, 259])
+def test_without_a_tokenizer_the_coding_is_not_guessed(tmp_path, text, size):
+    folder = hkt(tmp_path / "model", tokenizer=False, vocab_size=size)
+    assert_refused(ValueError, "has no tokenizer", str(folder), str(text), tmp_path / "out")
+
+
+def test_a_run_of_before_tokenizers_were_saved_reads_the_bytes_of_the_tasks(tmp_path, text):
+    pages = [
+        run_analyze(
+            str(hkt(tmp_path / name, tokenizer, vocab_size=257)), str(text), tmp_path / name
+        )
+        for name, tokenizer in (("old", False), ("new", True))
+    ]
+    old, new = (analysis["meta"] for analysis, _ in pages)
+    assert old["tokens"] == new["tokens"]
+    assert old["text"] == new["text"] == TEXT
+    assert pages[0][0]["levels"] == pages[1][0]["levels"]
+
+
+def test_a_text_of_words_that_the_model_does_not_know_is_refused(tmp_path, text):
+    folder = hkt(tmp_path / "model", tokenizer=False, vocab_size=3)
+    word_tokenizer(["<pad>", "old", "clock"]).save_pretrained(folder)
+    assert_refused(ValueError, "in the words of the model", str(folder), str(text), tmp_path)
+
+
+def test_a_model_with_a_tokenizer_of_another_coding_is_read_with_it(tmp_path, text):
+    folder = hkt(tmp_path / "model", tokenizer=False)
+    ByT5Tokenizer(extra_ids=0).save_pretrained(folder)
+    analysis, _ = run_analyze(str(folder), str(text), tmp_path / "out")
+    assert analysis["meta"]["tokens"][-1] == "</s>"
+
+
+def test_a_text_beyond_what_a_classifier_was_trained_on_is_cut_and_the_report_says_so(
+    tmp_path, text
+):
+    torch.manual_seed(0)
+    folder = tmp_path / "model"
+    config = HKTConfig(**SIZES, vocab_size=257, positions="rotary", causal=False, num_labels=2)
+    HKTForSequenceClassification(config).save_pretrained(folder)
+    byte_tokenizer(20).save_pretrained(folder)
+    analysis, _ = run_analyze(str(folder), str(text), tmp_path / "out")
+    assert analysis["meta"]["text"] == TEXT[:20]
+    notes = analysis["meta"]["notes"]
+    assert f"The text is cut to its first 20 of {len(TEXT.encode())} tokens." in notes
 
 
 def test_a_task_with_other_tokens_than_the_model_is_refused(tmp_path):

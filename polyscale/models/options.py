@@ -1,0 +1,124 @@
+"""What all configurations share: an option that nobody knows is refused, not kept.
+
+transformers keeps any name as an attribute, so `HKTConfig(level=1)` would have three levels.
+"""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+import transformers
+from packaging.version import Version
+from transformers import GenerationConfig, PreTrainedConfig
+
+# What `PreTrainedConfig` takes or its files hold, besides its fields and properties.
+_TAKEN = {
+    "attn_implementation",
+    "auto_map",
+    "custom_pipelines",
+    "experts_implementation",
+    "function_to_apply",
+    "quantization_config",
+    "task_specific_params",
+    "tie_word_embeddings",
+    "tokenizer_class",
+    "use_cache",
+}
+_TOKEN_IDS = {name for name in GenerationConfig().to_dict() if name.endswith("_token_id")}
+_OF_GENERATION = set(GenerationConfig().to_dict()) - _TOKEN_IDS - _TAKEN
+
+
+class CheckedConfig(PreTrainedConfig):
+    """A configuration that refuses options it does not have, with the nearest one.
+
+    A saved file may have been written by another version of transformers or added to by another
+    library: there, a name that is like no option is kept with a warning.
+    """
+
+    # What to write for names that other libraries use, and that resemble another option or none.
+    other_names: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("d_model", "dim", "width", "n_embd"), "hidden_size"),
+        **dict.fromkeys(("layers", "n_layer", "n_layers", "num_layers"), "num_hidden_layers"),
+        **dict.fromkeys(("heads", "n_head", "n_heads"), "num_attention_heads"),
+    }
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Refuse what nobody knows; transformers does the rest."""
+        for name in self._unknown(kwargs):
+            raise ValueError(self._complaint(name))
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read what was saved; `kwargs` replace its values."""
+        if not kwargs.get("return_unused_kwargs"):  # others check what they get back
+            _refuse(cls, [name for name in cls._unknown(kwargs) if cls._is_like_ours(name)])
+        # transformers takes settings of generation out of old files.
+        unknown = [name for name in cls._unknown(config_dict) if name not in _OF_GENERATION]
+        if not _is_newer(config_dict.get("transformers_version")):
+            _refuse(cls, [name for name in unknown if cls._is_like_ours(name)])
+        if unknown:
+            warnings.warn(
+                f"the saved {cls.__name__} has options that neither polyscale nor transformers "
+                f"{transformers.__version__} knows, and they have no effect: {', '.join(unknown)}",
+                stacklevel=2,
+            )
+        known = {
+            name: value
+            for name, value in config_dict.items()
+            if name not in cls._unknown(config_dict)
+        }
+        found = super().from_dict(known, **kwargs)
+        config = found[0] if isinstance(found, tuple) else found
+        for name in unknown:
+            setattr(config, name, config_dict[name])
+        return found
+
+    @classmethod
+    def _own(cls) -> list[str]:
+        inherited = {field.name for field in fields(PreTrainedConfig)}
+        return sorted({field.name for field in fields(cls)} - inherited)
+
+    @classmethod
+    def _unknown(cls, names: Iterable[str]) -> list[str]:
+        known = {field.name for field in fields(cls)} | _TAKEN | _TOKEN_IDS
+        return [
+            name
+            for name in names
+            if name not in known
+            and not name.startswith("_")  # what `to_dict` gives of transformers' own state
+            and (not hasattr(cls, name) or callable(getattr(cls, name)))  # properties are known
+        ]
+
+    @classmethod
+    def _is_like_ours(cls, name: str) -> bool:
+        return bool(get_close_matches(name.lower(), cls._own(), n=1, cutoff=0.7))
+
+    @classmethod
+    def _complaint(cls, name: str) -> str:
+        names = [*cls._own(), "num_labels"]
+        close = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+        if name in cls.other_names:
+            advice = f"use {cls.other_names[name]}"
+        elif name in _OF_GENERATION:
+            advice = "pass it to generate(), or set it in generation_config"
+        elif close:
+            advice = f"did you mean {close[0]}?"
+        else:
+            advice = f"it takes {', '.join(names)}"
+        return f"{cls.__name__} has no option {name!r}; {advice}"
+
+
+def _refuse(config_class: type[CheckedConfig], names: list[str]) -> None:
+    for name in names:
+        raise ValueError(config_class._complaint(name))
+
+
+def _is_newer(version: Any) -> bool:
+    """Whether a file was written by a newer transformers than the one that reads it."""
+    try:
+        return Version(str(version)) > Version(transformers.__version__)
+    except ValueError:
+        return False
