@@ -268,9 +268,14 @@ def is_running(process):
 def test_a_lock_held_for_too_long_is_told(monkeypatch, cache):
     monkeypatch.setattr(store, "TIME_LIMIT", 0.2)
     message = r"another process has held .*it\.lock for 0\.2 s"
-    with store.open_store() as one, store.open_store() as other, one.lock("it.lock"):
-        with pytest.raises(BuildError, match=message), other.lock("it.lock"):
-            raise AssertionError("two hold one lock")
+    with (
+        store.open_store() as one,
+        store.open_store() as other,
+        one.lock("it.lock"),
+        pytest.raises(BuildError, match=message),
+        other.lock("it.lock"),
+    ):
+        raise AssertionError("two hold one lock")
     with store.open_store() as later, later.lock("it.lock"):
         pass
 
