@@ -55,6 +55,8 @@ def read_yaml(text: str) -> Any:
         raise ValueError("it is nested too deeply") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+    except (AttributeError, LookupError) as error:  # such as `!!bool perhaps`
+        raise ValueError(f"a value is not of the type that its tag says ({error!r})") from error
     finally:
         loader.dispose()
 

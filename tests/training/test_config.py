@@ -176,9 +176,11 @@ def test_aliases_that_multiply_are_refused_before_they_are_written_out(tmp_path)
         ),
         ("s: &s " + 800 * "x" + "\nt: [" + "*s, " * 30 + "]", "aliases make more than"),
         ("&a [1, *a]", "alias within what the alias names"),
-        ("[" * 50_000, "nested too deeply"),
+        ("[" * 700, "nested too deeply"),
         ("9" * 5_000, "digits"),
         ("2024-99-99", "month"),
+        ("!!bool perhaps", "not of the type that its tag says"),
+        ("!!timestamp soon", "not of the type that its tag says"),
         ("a: *unknown", "undefined alias"),
     ],
 )
