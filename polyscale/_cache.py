@@ -22,8 +22,8 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyscale"
     except RuntimeError as error:  # HOME is not set, and the user has no entry
         raise OSError(
-            "the cache folder needs a home directory, and there is none for user id "
-            f"{os.getuid()}: set HOME or {CACHE_VARIABLE}"
+            "the cache folder needs a home directory, and this user has none: "
+            f"set HOME or {CACHE_VARIABLE}"
         ) from error
 
 

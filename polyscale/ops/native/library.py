@@ -97,20 +97,24 @@ class NativeLibrary:
             return missing_compiler()
         with open_store() as store:
             name = self.file_name(compiler)
-            library = self._open(store, name)
+            library = self._kept(store, name)
             if library is not None:
                 return library
             with store.lock(f"{Path(name).stem}.lock"):
-                library = self._open(store, name)
+                library = self._kept(store, name)
                 if library is None:
                     store.save(name, self._build(compiler))
-                    library = self._open(store, name)
-            if library is None:
-                return f"{store.path / name} was built but cannot be loaded"
+                    library = store.load(name)
+            if library is None or not hasattr(library, self.symbol):
+                return f"{store.path / name} was built but has no function {self.symbol}"
             return library
 
-    def _open(self, store: Store, name: str) -> ctypes.CDLL | None:
-        library = store.load(name)
+    def _kept(self, store: Store, name: str) -> ctypes.CDLL | None:
+        """The library that an earlier build left, if it still can be used."""
+        try:
+            library = store.load(name)
+        except OSError:  # built on a machine with a newer system, say
+            return None
         return library if hasattr(library, self.symbol) else None
 
     def _build(self, compiler: Command) -> bytes:

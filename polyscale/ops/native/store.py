@@ -36,7 +36,10 @@ class Store:
     descriptor: int
 
     def load(self, name: str) -> ctypes.CDLL | None:
-        """The library of this name; None if there is none, or it is damaged, or not ours."""
+        """The library of this name; None if there is none, or it is damaged, or not ours.
+
+        An OSError quotes the linker if it does not take the library.
+        """
         try:
             expected = self._read(name + _DIGEST).split()[:1]
             descriptor = self._open(name, os.O_RDONLY)
@@ -48,8 +51,6 @@ class Store:
                 content = file.read()
             if [hashlib.sha256(content).hexdigest().encode()] == expected:
                 library = _map(descriptor, content)
-        except OSError:
-            return None
         finally:
             # Held while the library is in use: the linker knows it by the descriptor's name, and
             # would take the next library of that name for this one.

@@ -193,8 +193,18 @@ def test_a_damaged_library_is_built_again(cache, source, damage):
 @needs_a_compiler
 def test_a_library_without_its_function_is_named(source):
     wrong = NativeLibrary("answer", (Unit(source, ("-fPIC",)),), (), "question")
-    with pytest.raises(BuildError, match="was built but cannot be loaded"):
+    with pytest.raises(BuildError, match="was built but has no function question"):
         wrong.load()
+
+
+@needs_a_compiler
+def test_what_the_linker_does_not_take_is_told_in_its_words(source, monkeypatch):
+    def refuse(descriptor, content):
+        raise OSError("failed to map segment")  # as where nothing may be executed
+
+    monkeypatch.setattr(store, "_map", refuse)
+    with pytest.raises(BuildError, match="failed to map segment"):
+        answering(source).load()
 
 
 @needs_a_compiler
