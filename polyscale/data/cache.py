@@ -12,17 +12,34 @@ import os
 import secrets
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from polyscale._cache import CACHE_VARIABLE, cache_folder
+from polyscale._cache import CACHE_VARIABLE, cache_folder, make_folder
 from polyscale._extras import require
 
 _UNFINISHED = ".part"
 _ABANDONED = 3600.0  # seconds after which an unfinished file is taken to be of a killed run
+
+
+def kept_or_made(
+    name: str, recipe: dict[str, Any], make: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The tensors that `make` gives for `recipe`: out of the cache, or made and put there."""
+    try:
+        entry = cache_entry(name, recipe)
+    except OSError as error:
+        _warn(str(error))
+        return make()
+    kept = load_cached(entry, recipe)
+    if kept is None:
+        kept = make()
+        save_cached(entry, recipe, kept)
+    return kept
 
 
 def cache_entry(name: str, recipe: dict[str, Any]) -> Path:
@@ -63,15 +80,15 @@ def save_cached(entry: Path, recipe: dict[str, Any], tensors: dict[str, Tensor])
     content = safetensors.save(tensors)
     card = {"sha256": hashlib.sha256(content).hexdigest(), "recipe": recipe}
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(entry.parent)
         _write(entry.with_suffix(".safetensors"), content)
         _write(entry, _to_json(card).encode())
     except OSError as error:
-        warnings.warn(
-            f"generated data are not kept for the next run: {entry.parent} cannot be written "
-            f"({error}); {CACHE_VARIABLE} names another folder",
-            stacklevel=2,
-        )
+        _warn(f"{entry.parent} cannot be written ({error}); {CACHE_VARIABLE} names another folder")
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(f"generated data are not kept for the next run: {reason}", stacklevel=4)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from polyscale._extras import require
 from polyscale.data.documents import TEXT, Document, DocumentSplit, TreeCollate, read_document
-from polyscale.data.files import DataFile, find_folder, read_first, unzip
+from polyscale.data.files import DataFile, find_folder, read_arrays, read_first, unzip_lines
 from polyscale.data.options import whole
 from polyscale.data.splits import Split, TaskData
 from polyscale.data.validation import choose_validation
@@ -94,21 +95,16 @@ def load_coco(
         )
     archive = read_first(folder, (IMAGE_FILE,), "coco18", _ADVICE)
     lines = read_first(folder, (TEXT_FILE,), "coco18", _ADVICE)
-    jpeg, offset, names = _read_archive(archive)
-    rows = [
-        row for row in _read_lines(lines, len(names), len(offset) - 1) if row["label"] is not None
-    ]
+    images, names = _read_archive(archive)
+    rows = [row for row in _read_lines(lines, len(names), len(images)) if row["label"] is not None]
     sides = {part: [row for row in rows if row["split"] == part] for part in _PARTS}
     for part, side in sides.items():
         if not side:
             raise ValueError(f"{lines.path} has no labelled rows of the split {part!r}")
 
-    def image_bytes(row: dict[str, Any]) -> bytes:
-        return jpeg[offset[row["i"]] : offset[row["i"] + 1]]
-
     # Equal captions may belong to different photographs; a record is its photograph.
     kept_back = choose_validation(
-        [image_bytes(row) for row in sides["train"]],
+        [images[row["i"]] for row in sides["train"]],
         [row["label"] for row in sides["train"]],
         VALIDATION,
         seed,
@@ -122,7 +118,7 @@ def load_coco(
     documents = {part: [read_document(row["text"]) for row in side] for part, side in parts.items()}
     words = embed_words([one.words for one in documents["train"]], embedding, width, seed)
     pixels = {
-        part: torch.stack([_decode(image_bytes(row), row["i"], archive) for row in side])
+        part: torch.stack([_decode(images[row["i"]], row["i"], archive) for row in side])
         for part, side in parts.items()
     }  # [N, 64, 64, 3]
     bytes_of_colour = pixels["train"].flatten(0, 2).double() / 255  # [N * 64 * 64, 3]
@@ -185,30 +181,31 @@ def _patches(pixels: Tensor) -> Tensor:
     return tiled.reshape(count, tiles * tiles, PATCH * PATCH * 3)
 
 
-def _read_archive(file: DataFile) -> tuple[bytes, list[int], tuple[str, ...]]:
-    """All JPEG files end to end, where each begins, and the names of the classes."""
+def _read_archive(file: DataFile) -> tuple[list[bytes], tuple[str, ...]]:
+    """The JPEG files, and the names of the classes."""
     numpy = require("numpy", "train", "coco18")
-    try:
-        # Without pickle: an array of objects is refused, not run.
-        archive = numpy.load(io.BytesIO(file.content), allow_pickle=False)
-        jpeg, offset, names = (archive[name] for name in ("jpeg", "offset", "class_names"))
-    # A damaged header can raise almost anything: it is read by Python's own parser.
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{file.path} is damaged or no plain .npz file ({reason})") from error
-    content, starts = jpeg.tobytes(), offset.tolist()
-    if jpeg.dtype != numpy.uint8 or starts[0] != 0 or starts[-1] != len(content):
+    jpeg, offset, names = read_arrays(file, ("jpeg", "offset", "class_names"), "coco18")
+    for name, array, takes in (("jpeg", jpeg, numpy.uint8), ("offset", offset, numpy.integer)):
+        if array.ndim != 1 or not numpy.issubdtype(array.dtype, takes):
+            raise ValueError(
+                f"{file.path}: {name} takes [N] of {takes.__name__}, "
+                f"got {list(array.shape)} of {array.dtype}"
+            )
+    starts = offset.tolist()
+    # All images together are then no larger than the file.
+    rising = all(start <= stop for start, stop in pairwise(starts))
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(jpeg) or not rising:
         raise ValueError(
-            f"{file.path}: offset takes 0 to the {len(content)} bytes of jpeg, "
-            f"got {starts[0]} to {starts[-1]}"
+            f"{file.path}: offset takes rising numbers from 0 to the {len(jpeg)} bytes of jpeg, "
+            f"got {len(starts)} numbers: {', '.join(map(str, starts[:4]))}, ..."
         )
-    return content, starts, tuple(str(name) for name in names)
+    content = jpeg.tobytes()
+    return [content[a:b] for a, b in pairwise(starts)], tuple(str(name) for name in names.flat)
 
 
 def _read_lines(file: DataFile, classes: int, images: int) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(unzip(file).splitlines(), start=1):
-        where = f"{file.path}, line {number}"
+    for where, line in unzip_lines(file):
         try:
             row = json.loads(line)
             index, part, text, label = (row[name] for name in ("i", "split", "text", "label"))
@@ -231,10 +228,14 @@ def _read_lines(file: DataFile, classes: int, images: int) -> list[dict[str, Any
 def _decode(content: bytes, index: int, file: DataFile) -> Tensor:
     """[64, 64, 3], uint8."""
     pillow = require("PIL.Image", "train", "coco18")
+    # What Pillow refuses as too large has a kind of its own, which is no OSError.
+    failures = (OSError, pillow.DecompressionBombError)
     try:
-        image = pillow.open(io.BytesIO(content)).convert("RGB")
-    except OSError as error:
+        image = pillow.open(io.BytesIO(content), formats=("JPEG",))
+        # Before it is decoded: a small file can declare an image of gigabytes.
+        if image.size != (SIDE, SIDE):
+            raise ValueError(f"{file.path}: image {index} takes 64 x 64 pixels, got {image.size}")
+        pixels = image.convert("RGB").tobytes()
+    except failures as error:
         raise ValueError(f"{file.path}: image {index} cannot be read ({error})") from error
-    if image.size != (SIDE, SIDE):
-        raise ValueError(f"{file.path}: image {index} takes 64 x 64 pixels, got {image.size}")
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(SIDE, SIDE, 3)
+    return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(SIDE, SIDE, 3)

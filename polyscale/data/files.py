@@ -1,13 +1,19 @@
-"""Where data come from: a folder of known files, or the Hugging Face Hub. Nothing is unpickled."""
+"""Where data come from: a folder of known files, or the Hugging Face Hub. Nothing is unpickled.
+
+A compressed file is unpacked only as far as a limit in proportion to its size.
+"""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
+import math
 import os
+import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,11 @@ from typing import Any
 from polyscale._extras import require
 
 FOLDER_VARIABLE = "POLYSCALE_DATA"
+
+# What a file may hold when it is unpacked, in times its own size: text takes 3 to 5, deflate can
+# reach 1,032. Below the second number a file is harmless whatever it holds.
+EXPANSION = 64
+_HARMLESS = 2**20  # bytes
 
 # SHA-256 of files that always have the same content. A file of another name is not in here, such as
 # an own agnews_train.jsonl.gz: its rows are checked and counted instead.
@@ -83,22 +94,72 @@ def _read(path: Path) -> DataFile:
 
 
 def unzip(file: DataFile) -> bytes:
-    """What a gzip file holds; a file cut short or damaged is refused by name."""
+    """What a gzip file holds; one cut short, damaged or blown up is refused by name."""
+    limit = _limit(file)
     try:
-        return gzip.decompress(file.content)
+        with gzip.GzipFile(fileobj=io.BytesIO(file.content)) as stream:
+            content = stream.read(limit + 1)
     except EOFError:
         raise ValueError(f"{file.path} is cut short: the end of its gzip data is missing") from None
     except (OSError, zlib.error) as error:
         raise ValueError(f"{file.path} is damaged or no gzip file: {error}") from None
+    if len(content) > limit:
+        raise ValueError(_too_large(file, "more"))
+    return content
+
+
+def _limit(file: DataFile) -> int:
+    return max(_HARMLESS, EXPANSION * len(file.content))
+
+
+def _too_large(file: DataFile, size: str) -> str:
+    return (
+        f"{file.path} takes at most {_limit(file):,} bytes when unpacked ({EXPANSION} times its "
+        f"own {len(file.content):,}), got {size}: it is no data of this kind"
+    )
+
+
+def unzip_lines(file: DataFile) -> Iterator[tuple[str, bytes]]:
+    """The lines of a gzip file that are not blank, each with its place for messages."""
+    for number, line in enumerate(io.BytesIO(unzip(file)), start=1):
+        if line.strip():
+            yield f"{file.path}, line {number}", line.rstrip(b"\r\n")
+
+
+def read_arrays(file: DataFile, names: Sequence[str], task: str) -> list[Any]:
+    """Arrays of an .npz file. What it declares is compared to what it holds before it is read."""
+    numpy = require("numpy", "train", task)
+    try:
+        with zipfile.ZipFile(io.BytesIO(file.content)) as archive:
+            members = [archive.getinfo(f"{name}.npy") for name in names]
+            total = sum(member.file_size for member in members)
+            if total <= _limit(file):
+                # zipfile unpacks no more than a member declares.
+                return [_read_array(numpy, archive.read(member)) for member in members]
+    # A damaged header can raise almost anything: it is read by Python's own parser.
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{file.path} is damaged or no plain .npz file ({reason})") from error
+    raise ValueError(_too_large(file, f"{total:,}"))
+
+
+def _read_array(numpy: Any, content: bytes) -> Any:
+    stream = io.BytesIO(content)
+    headers = numpy.lib.format
+    readers = {(1, 0): headers.read_array_header_1_0, (2, 0): headers.read_array_header_2_0}
+    shape, _, kind = readers[headers.read_magic(stream)](stream)
+    declared, held = math.prod(shape) * kind.itemsize, len(content) - stream.tell()
+    # Objects would be unpickled; elements without bytes can be any number of them.
+    if kind.hasobject or not kind.itemsize or declared != held:
+        raise ValueError(f"an array of {list(shape)} elements of {kind!r} in {held:,} bytes")
+    stream.seek(0)
+    return headers.read_array(stream, allow_pickle=False)
 
 
 def read_rows(file: DataFile, classes: int) -> tuple[list[str], list[int]]:
     """Texts and labels of a .jsonl.gz file; a bad line is refused by its number."""
     texts, labels = [], []
-    for number, line in enumerate(unzip(file).split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{file.path}, line {number}"
+    for where, line in unzip_lines(file):
         try:
             row = json.loads(line)
         except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
-from polyscale.data.files import DataFile, HubDataset, find_folder, read_first
+from polyscale.data.files import DataFile, HubDataset, find_folder, read_arrays, read_first
 from polyscale.data.splits import ImageSplit, TaskData, collate
 from polyscale.data.validation import choose_validation
 
@@ -100,14 +99,7 @@ def to_grey(colours: Tensor) -> Tensor:
 def _from_archive(file: DataFile, part: str) -> _Images:
     numpy = require("numpy", "train", "scifar10")
     names = (f"x_{part}", f"y_{part}")
-    try:
-        # Without pickle: an array of objects is refused, not run.
-        archive = numpy.load(io.BytesIO(file.content), allow_pickle=False)
-        arrays = [archive[name] for name in names]
-    # A damaged header can raise almost anything: it is read by Python's own parser.
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{file.path} is damaged or no plain .npz file ({reason})") from error
+    arrays = read_arrays(file, names, "scifar10")
     for name, array, shape in zip(names, arrays, ("[N, 1024]", "[N]"), strict=True):
         fits = array.shape[1:] == ((SIDE * SIDE,) if "x" in name else ()) and array.ndim > 0
         if array.dtype != numpy.uint8 or not fits or len(array) != len(arrays[0]) or not len(array):

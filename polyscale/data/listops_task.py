@@ -9,7 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from polyscale.data.cache import cache_entry, load_cached, save_cached
+from torch import Tensor
+
+from polyscale.data.cache import kept_or_made
 from polyscale.data.listops import (
     NUM_CLASSES,
     PAD_ID,
@@ -151,21 +153,19 @@ def read_tsv(path: Path) -> list[tuple[bytes, int]]:
 
 def _kept_or_made(recipe: dict[str, Any], make: Callable[[], _Splits]) -> _Splits:
     """The splits out of the cache, or made and put there."""
-    entry = cache_entry("listops", recipe)
-    kept = load_cached(entry, recipe)
-    if kept is not None:
+
+    def make_tensors() -> dict[str, Tensor]:
         return {
-            part: ListOpsDataset(*(kept[f"{part}.{column}"] for column in _COLUMNS))
-            for part in TSV_FILES
+            f"{part}.{column}": getattr(split, column)
+            for part, split in make().items()
+            for column in _COLUMNS
         }
-    splits = make()
-    tensors = {
-        f"{part}.{column}": getattr(split, column)
-        for part, split in splits.items()
-        for column in _COLUMNS
+
+    kept = kept_or_made("listops", recipe, make_tensors)
+    return {
+        part: ListOpsDataset(*(kept[f"{part}.{column}"] for column in _COLUMNS))
+        for part in TSV_FILES
     }
-    save_cached(entry, recipe, tensors)
-    return splits
 
 
 def _contents(split: ListOpsDataset) -> Iterator[bytes]:

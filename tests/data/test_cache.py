@@ -1,5 +1,6 @@
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -230,3 +231,23 @@ def test_two_runs_at_once_do_not_disturb_each_other(made):
     assert texts == {load().test.text(0) + "\n"}
     assert not made  # read from what the children wrote
     assert not kept(".part")
+
+
+def test_without_a_home_directory_data_are_made_with_a_warning(monkeypatch):
+    def unknown(user):
+        raise KeyError(user)
+
+    for name in ("POLYSCALE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.warns(UserWarning, match="not kept .* set HOME or POLYSCALE_CACHE"):
+        assert len(load().train) == 300
+
+
+def test_the_folder_is_private_whatever_the_umask():
+    before = os.umask(0)
+    try:
+        load()
+    finally:
+        os.umask(before)
+    assert Path(os.environ["POLYSCALE_CACHE"]).stat().st_mode & 0o777 == 0o700

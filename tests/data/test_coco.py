@@ -120,3 +120,49 @@ def test_changed_files_are_refused_by_their_checksum(folder):
     path.write_bytes(gzip.compress("\n".join([json.dumps(row), *lines[1:]]).encode()))
     with pytest.raises(ValueError, match="is damaged or is another file"):
         load(folder)
+
+
+def change_images(folder, monkeypatch, **changes):
+    with np.load(folder / IMAGE_FILE) as archive:
+        arrays = {**archive, **changes}
+    np.savez(folder / IMAGE_FILE, **arrays)
+    accept(monkeypatch, folder)
+
+
+def test_a_small_file_of_a_large_image_is_refused_before_it_is_decoded(folder, monkeypatch):
+    files = []
+    for shade in range(80):
+        stream = io.BytesIO()
+        Image.new("RGB", (1_000, 1_000), (shade, shade, shade)).save(stream, "JPEG")
+        files.append(stream.getvalue())
+    jpeg = np.frombuffer(b"".join(files), dtype=np.uint8)
+    change_images(folder, monkeypatch, jpeg=jpeg, offset=np.cumsum([0, *map(len, files)]))
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(ValueError, match=r"image \d+ takes 64 x 64 pixels, got \(1000, 1000\)"):
+        load(folder)
+
+
+def test_an_image_that_declares_more_than_pillow_takes_is_named(folder, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
+    with pytest.raises(ValueError, match=r"image \d+ cannot be read .*decompression bomb"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda offset: np.resize([0, offset[-1]], 82), "offset takes rising numbers from 0"),
+        (lambda offset: offset[1:], "offset takes rising numbers from 0"),
+        (lambda offset: offset[:0], "offset takes rising numbers from 0"),
+        (lambda offset: offset.astype(float), r"offset takes \[N\] of integer, got .* float64"),
+        (lambda offset: offset[:, None], r"offset takes \[N\] of integer, got \[81, 1\]"),
+    ],
+)
+def test_places_of_images_that_overlap_or_are_none_are_refused(
+    change, message, folder, monkeypatch
+):
+    with np.load(folder / IMAGE_FILE) as archive:
+        offset = change(archive["offset"])
+    change_images(folder, monkeypatch, offset=offset)
+    with pytest.raises(ValueError, match=message):
+        load(folder)

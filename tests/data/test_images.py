@@ -1,5 +1,6 @@
 import io
 import pickle
+import tracemalloc
 import zipfile
 
 import datasets
@@ -196,3 +197,43 @@ def test_an_image_of_another_size_from_the_hub_is_named(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: table)
     with pytest.raises(ValueError, match="uoft-cs/cifar10, train, row 0: img takes 32 x 32 RGB"):
         load_task("scifar10")
+
+
+def write_declared(path, declared, held, kind="|u1"):
+    """An archive whose first array declares another shape than the bytes it holds."""
+    write_images(path.parent)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    stream = io.BytesIO()
+    header = {"descr": kind, "fortran_order": False, "shape": declared}
+    np.lib.format.write_array_header_1_0(stream, header)
+    members["x_train.npy"] = stream.getvalue() + bytes(held)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize(
+    ("declared", "held", "kind"),
+    [((2**22, 1024), 1024, "|u1"), ((1, 1024), 2048, "|u1"), ((2**60, 1024), 0, "|V0")],
+)
+def test_an_array_that_declares_more_than_it_holds_is_refused(declared, held, kind, tmp_path, load):
+    write_declared(tmp_path / "cifar10_gray.npz", declared, held, kind)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=rf"damaged .* an array of \[{declared[0]}, 1024\]"):
+            load()
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, load):
+    write_declared(tmp_path / "cifar10_gray.npz", (2**15, 1024), 2**25)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"takes at most [\d,]+ bytes when unpacked .64 times"):
+            load()
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

@@ -105,3 +105,9 @@ def test_without_a_folder_one_line_says_where_the_file_is_found():
     assert "\n" not in message
     for part in ("--data-dir", "POLYSCALE_DATA", "enwik8.gz", "mattmahoney.net"):
         assert part in message
+
+
+def test_a_gzip_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, load):
+    write(tmp_path / "enwik8_20mb.gz", gzip.compress(bytes(2**21)))
+    with pytest.raises(ValueError, match=r"20mb\.gz takes at most 1,048,576 bytes when unpacked"):
+        load()

@@ -1,6 +1,7 @@
 import gzip
 import json
 import sys
+import tracemalloc
 from dataclasses import replace
 
 import datasets
@@ -271,3 +272,31 @@ def test_without_the_datasets_library_the_message_names_both_ways_out(monkeypatc
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"--data-dir.*needs datasets.*pip install 'polyscale"):
         load_task("sst2")
+
+
+@pytest.mark.parametrize("line", [b"\n", b" ", b"0\n", b'{"text": "a", "label": 0}\n'])
+def test_a_gzip_file_that_unpacks_to_far_more_than_its_size_is_refused_early(line, folder):
+    path = write(folder / "agnews_train.jsonl.gz", gzip.compress(line * (2**25 // len(line))))
+    limit = max(2**20, 64 * path.stat().st_size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"train.jsonl.gz takes at most {limit:,} bytes when"):
+            load_task("agnews", folder)
+        assert tracemalloc.get_traced_memory()[1] < 2**24  # half of what it unpacks to
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_text_that_is_repeated_a_lot_is_no_attack(folder):
+    row = json.dumps({"text": 60 * "again ", "label": 1}) + "\n"
+    content = "".join(row.replace("again", f"again{i}", 1) for i in range(500))
+    path = write(folder / "agnews_train.jsonl.gz", gzip.compress(content.encode()))
+    assert len(content) > 30 * path.stat().st_size
+    assert len(load_task("agnews", folder).train) == 450
+
+
+def test_blank_lines_count_but_are_no_rows(folder):
+    path = folder / "agnews_train.jsonl.gz"
+    write(path, gzip.compress(b'\n\r\n{"text": "a", "label": 0}\r\n  \n[]\n'))
+    with pytest.raises(ValueError, match=r"jsonl\.gz, line 5: takes an object .* got b'\[\]'"):
+        load_task("agnews", folder)

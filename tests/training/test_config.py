@@ -142,3 +142,61 @@ def copy_task():
     from polyscale.data.tasks import load_task
 
     return load_task("copy", train=20, validation=5, test=5)
+
+
+def doubling(lines):
+    """YAML in which every line holds the one before it nine times."""
+    text = "a0: &a0 [1, 1]\n"
+    for number in range(1, lines):
+        inner = ", ".join([f"*a{number - 1}"] * 9)
+        text += f"a{number}: &a{number} [{inner}]\n"
+    return text
+
+
+def test_aliases_that_multiply_are_refused_before_they_are_written_out(tmp_path):
+    path = tmp_path / "run.yaml"
+    aliases = doubling(9).replace("\n", "\n  ")
+    path.write_text(f"task: copy\nmodel: standard\ntask_options:\n  {aliases}\n")
+    assert path.stat().st_size < 600
+    with pytest.raises(ValueError, match=r"run\.yaml.*aliases make more than 1,\d+ characters"):
+        RunConfig.from_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "b: &b {k: 1}\nm: &m {<<: ["
+            + "*b, " * 200
+            + "*b]}\n"
+            + "n: {<<: ["
+            + "*m, " * 200
+            + "*m]}",
+            "aliases make more than",
+        ),
+        ("s: &s " + 800 * "x" + "\nt: [" + "*s, " * 30 + "]", "aliases make more than"),
+        ("&a [1, *a]", "alias within what the alias names"),
+        ("[" * 700, "nested too deeply"),
+        ("9" * 5_000, "digits"),
+        ("2024-99-99", "month"),
+        ("!!bool perhaps", "not of the type that its tag says"),
+        ("!!timestamp soon", "not of the type that its tag says"),
+        ("a: *unknown", "undefined alias"),
+    ],
+)
+def test_yaml_that_cannot_be_read_in_its_own_length_is_refused_by_file(tmp_path, text, reason):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"(?s)run\.yaml is not YAML: .*{reason}"):
+        RunConfig.from_yaml(path)
+    with pytest.raises(ValueError, match=rf"(?s)--set training\.steps: .*{reason}"):
+        read_assignment(f"training.steps={text}")
+
+
+def test_an_alias_that_saves_a_line_is_read(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "task: copy\nmodel: hkt\ntask_options: {train: &n 20, test: *n}\n"
+        "model_options: {levels: 2}\n"
+    )
+    assert RunConfig.from_yaml(path).task_options == {"train": 20, "test": 20}

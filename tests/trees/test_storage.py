@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,45 @@ def test_other_suffixes_and_missing_files_are_refused(tmp_path: Path) -> None:
         SignalTree.load(tmp_path / "tree.pt")
     with pytest.raises(FileNotFoundError):
         SignalTree.load(tmp_path / "tree.json")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_of_padding_are_limited_by_the_size_of_the_file(tmp_path: Path, suffix: str) -> None:
+    small = SignalTree.from_windows(2)
+    path = tmp_path / f"tree{suffix}"
+
+    def padded(rows: int) -> SignalTree:
+        return replace(small, tree_rows=(0, rows), row_node=torch.zeros(1).expand(rows))
+
+    with pytest.raises(ValueError, match=r"tree_rows ends at 268,435,456, takes 1\.\.1,048,576 in"):
+        padded(2**28).save(path)
+    assert not path.exists()
+    padded(2**20).save(path)
+    assert SignalTree.load(path).num_rows == 2**20
+
+
+def test_a_small_file_that_declares_many_rows_is_refused_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tree.json"
+    SignalTree.from_windows(2).save(path)
+    changed(path, tree_rows=[0, 2**28])
+    monkeypatch.setattr("polyscale.trees.storage.assemble", lambda *_, **__: pytest.fail("made"))
+    with pytest.raises(ValueError, match=r"tree_rows ends at 268,435,456.* \d+ bytes"):
+        SignalTree.load(path)
+
+
+def test_a_large_file_may_declare_as_many_rows_as_fit_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyscale.trees.storage.HARMLESS_ROWS", 0)
+    path = tmp_path / "tree.json"
+    SignalTree.from_windows(2).save(path)
+    changed(path, tree_rows=[0, 9999])
+    size = path.stat().st_size
+    most = 16 * size  # four digits too, so that the file keeps its size
+    changed(path, tree_rows=[0, most])
+    assert SignalTree.load(path).num_rows == most
+    changed(path, tree_rows=[0, most + 1])
+    with pytest.raises(ValueError, match=f"takes 1..{most:,} in a file of {size:,} bytes"):
+        SignalTree.load(path)

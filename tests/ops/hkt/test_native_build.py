@@ -1,5 +1,7 @@
 """Building the native kernel: once, safely, and never in the way."""
 
+import pwd
+import shlex
 import subprocess
 import sys
 
@@ -8,6 +10,8 @@ import torch
 
 import polyscale as ps
 from polyscale.ops.hkt.native import build
+from polyscale.ops.native import compiler as compilers
+from polyscale.ops.native import library as libraries
 from tests.ops.hkt.cases import random_case
 
 
@@ -15,9 +19,8 @@ from tests.ops.hkt.cases import random_case
 def fresh(monkeypatch, tmp_path):
     """A process that has built nothing yet, with a cache of its own."""
     monkeypatch.setenv("POLYSCALE_CACHE", str(tmp_path / "cache"))
-    build._load.cache_clear()
-    yield monkeypatch
-    build._load.cache_clear()
+    monkeypatch.setattr(libraries, "_LOADED", {})
+    return monkeypatch
 
 
 def compiler(tmp_path, script, name="compiler"):
@@ -84,11 +87,40 @@ def test_looking_at_what_is_available_builds_nothing(fresh, tmp_path):
     assert calls(tmp_path) == []
 
 
-REAL = build.find_compiler()
-needs_a_compiler = pytest.mark.skipif(REAL is None, reason=f"{build.missing_compiler()}")
+def test_without_a_home_directory_auto_is_sdpa_and_native_says_why(fresh, tmp_path):
+    """As in a container that runs under a number without an entry."""
+
+    def unknown(user):
+        raise KeyError(user)
+
+    for name in ("POLYSCALE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        fresh.delenv(name, raising=False)
+    fresh.setattr(pwd, "getpwuid", unknown)
+    fresh.setenv("CXX", compiler(tmp_path, "exit 0"))
+    assert not native().available  # also before anything was tried
+    assert_left_to_sdpa("this user has none: set HOME or POLYSCALE_CACHE")
+
+
+def test_a_cache_where_others_can_write_is_a_reason_too(fresh, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    fresh.setenv("CXX", compiler(tmp_path, "exit 0"))
+    assert not native().available
+    assert_left_to_sdpa("can be written by other users")
+    assert calls(tmp_path) == []
+
+
+def test_a_compiler_that_hangs_is_a_reason_too(fresh, tmp_path):
+    fresh.setenv("CXX", compiler(tmp_path, "sleep 60"))
+    fresh.setattr(compilers, "TIME_LIMIT", 0.2)
+    assert_left_to_sdpa("did not finish within 0.2 s")
+
+
+REAL = compilers.find_compiler()
+needs_a_compiler = pytest.mark.skipif(REAL is None, reason=f"{compilers.missing_compiler()}")
 
 # Without optimisation: what is tested is the building.
-QUICK = f'exec {REAL} "$@" -O0'
+QUICK = f'exec {shlex.join(REAL or ())} "$@" -O0'
 
 
 @needs_a_compiler
@@ -109,7 +141,7 @@ def test_two_processes_that_start_together_build_once_and_a_broken_library_is_re
     printed = [process.communicate(timeout=300) for process in together]
     assert [process.returncode for process in together] == [0, 0], printed
     assert printed[0][0] == printed[1][0]
-    messages = [errors.count("building the native kernel") for _, errors in printed]
+    messages = [errors.count("building the native library") for _, errors in printed]
     assert sorted(messages) == [0, 1]
     (library,) = (tmp_path / "cache").glob("*.so")
     assert sum("-shared" in call for call in calls(tmp_path)) == 1
@@ -122,10 +154,8 @@ def test_two_processes_that_start_together_build_once_and_a_broken_library_is_re
     assert sum("-shared" in call for call in calls(tmp_path)) == 2
 
 
-def test_the_name_changes_with_the_flags_and_the_compiler(fresh, tmp_path):
+def test_the_name_changes_with_the_compiler(fresh, tmp_path):
     one = compiler(tmp_path, "echo version 1", "one")
     two = compiler(tmp_path, "echo version 2", "two")
-    names = {build.library_path(one).name, build.library_path(two).name}
-    fresh.setattr(build, "FLAGS", (*build.FLAGS, "-O1"))
-    names.add(build.library_path(one).name)
-    assert len(names) == 3
+    names = {build.LIBRARY.file_name((one,)), build.LIBRARY.file_name((two,))}
+    assert len(names | {build.LIBRARY.file_name((two, "-m64"))}) == 3
