@@ -39,7 +39,9 @@ def project_together(
     """
     plain = [projection for projection in projections if _is_plain(projection)]
     rows = sum(each.shape[0] * each.shape[1] for each in (x, other) if each is not None)
-    if len(plain) < len(projections) or rows < _MANY_ROWS:
+    # A compiled graph serves every number of rows.
+    few = not torch.compiler.is_compiling() and rows < _MANY_ROWS
+    if len(plain) < len(projections) or few:
         side_by_side = _one_by_one(x, projections)
         return side_by_side, None if other is None else _one_by_one(other, projections[:shared])
     weight = torch.cat(tuple(projection.weight for projection in plain))

@@ -14,7 +14,8 @@ from torch import Tensor
 
 def level_length(length: int, level: int) -> int:
     """Number of blocks of `2**level` positions that cover `length` positions."""
-    return -(-length // 2**level)
+    # Not `-(-length // 2**level)`: torch.compile fails to simplify sums of that form.
+    return (length + 2**level - 1) // 2**level
 
 
 @dataclass(frozen=True)

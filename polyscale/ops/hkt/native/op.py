@@ -33,6 +33,11 @@ def hkt_attention_native(
     reason = why_not(queries, keys, value, relative_bias)
     if reason is not None:
         raise ValueError(f'impl="native" cannot run: {reason}')
+    if torch.compiler.is_compiling():
+        # Inductor may save a view for the backward pass in another layout than it traced, and
+        # takes the strides of that layout for constants when the length is dynamic.
+        queries, keys = [q.contiguous() for q in queries], [k.contiguous() for k in keys]
+        value = value.contiguous()
     weights = level_weights.to(torch.float32).expand(value.shape[1], -1)  # [H, L]
     boundaries = None if packed is None else torch.tensor(packed.boundaries)  # [L, S + 1]
     output, _ = _forward(
