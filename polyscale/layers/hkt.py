@@ -179,7 +179,7 @@ class HKTAttention(nn.Module):
         """
         check_input(x, self.d_model, key_padding_mask, cu_seqlens, lengths)
         if cache is not None:
-            check_cache(self.causal, cu_seqlens, return_details)
+            check_cache(self.causal, cu_seqlens, return_details, self.impl)
         padding = None
         if key_padding_mask is not None:
             padding = Padding.from_mask(key_padding_mask)

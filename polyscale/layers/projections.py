@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyscale.ops.hkt.native import weight_gradient as native
-from polyscale.ops.hkt.native.op import transformed
+from polyscale.ops.hkt.native.derivatives import transformed
 
 # For fewer rows copying the weights side by side would take longer than the products.
 _MANY_ROWS = 64
