@@ -13,6 +13,7 @@ from torch import Tensor
 from polyscale.ops.hkt.native import decode as native
 from polyscale.ops.hkt.reference import accumulation_dtype, masked_softmax, relative_term
 from polyscale.ops.hkt.sdpa import _upsample
+from polyscale.ops.looks import without_autocast
 
 
 def hkt_decode(
@@ -83,7 +84,7 @@ def _decode_by_scores(
     dtype = accumulation_dtype(value.dtype)
     weights = level_weights.to(dtype).expand(value.shape[1], -1)  # [H, L]
     column = torch.arange(length, device=device)
-    with torch.autocast(device.type, enabled=False):
+    with without_autocast(device):
         merged = torch.zeros((), dtype=dtype, device=device)
         for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
             score = query.to(dtype) @ key.to(dtype).transpose(-2, -1) * scale  # [B, H, Q, T_l]
