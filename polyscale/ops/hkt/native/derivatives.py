@@ -20,13 +20,15 @@ def transformed(tensors: Sequence[Tensor]) -> bool:
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
     """Whether forward-mode AD carries a tangent in one of these."""
+    if torch.compiler.is_compiling():
+        return forward_ad._current_level >= 0  # any may: a compiler traces without tangents
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def beyond_gradients(tensors: Sequence[Tensor]) -> bool:
     """Whether forward-mode AD is active, or torch.func takes a gradient of a gradient."""
     if torch.compiler.is_compiling():
-        return False
+        return has_tangent(tensors)
     kinds = [interpreter.key() for interpreter in get_interpreter_stack() or ()]
     if TransformType.Jvp in kinds or kinds.count(TransformType.Grad) > 1:
         return True
@@ -35,8 +37,6 @@ def beyond_gradients(tensors: Sequence[Tensor]) -> bool:
 
 def refuse_tangents(*cotangents: Tensor | None) -> None:
     """Raise where a backward pass is itself differentiated in forward mode."""
-    if torch.compiler.is_compiling():
-        return
     if has_tangent([cotangent for cotangent in cotangents if cotangent is not None]):
         raise NotImplementedError(
             "the gradients of the native kernel take no tangents (forward-mode AD inside of a "

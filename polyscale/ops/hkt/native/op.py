@@ -74,8 +74,7 @@ def why_not(
     if width > MAX_WIDTH:
         return f"it takes head dimensions up to {MAX_WIDTH}, got {width}"
     # torch would take the operation for a constant: a tangent of zero, without a word.
-    given = (*queries, *keys, value, level_weights)
-    if not torch.compiler.is_compiling() and transformed(given):
+    if transformed((*queries, *keys, value, level_weights)):
         return "it has reverse-mode gradients only: no torch.func transforms, no forward mode"
     return why_no_kernel()
 
