@@ -141,5 +141,6 @@ def _countable(layer: HKTAttention) -> str:
     probe = layer.v_proj.weight.new_empty(1, 1, 1, layer.head_dim)
     levels = [probe] * layer.levels
     # The reference needs memory of T x T, so it comes second.
-    native = why_not(levels, levels, probe, list(layer.relative_bias) or None) is None
+    bias = list(layer.relative_bias) or None
+    native = why_not(levels, levels, probe, layer.level_weights, bias) is None
     return "native" if native else "reference"

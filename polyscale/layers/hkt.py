@@ -179,7 +179,7 @@ class HKTAttention(nn.Module):
         """
         check_input(x, self.d_model, key_padding_mask, cu_seqlens, lengths)
         if cache is not None:
-            check_cache(self.causal, cu_seqlens, return_details)
+            check_cache(self.causal, cu_seqlens, return_details, self.impl)
         padding = None
         if key_padding_mask is not None:
             padding = Padding.from_mask(key_padding_mask)
@@ -334,7 +334,7 @@ class HKTAttention(nn.Module):
         for level in reversed(range(len(values) - 1)):
             length = values[level].shape[2]
             if merged.shape[2] < length:
-                merged = merged.repeat_interleave(2, dim=2)[:, :, :length]
+                merged = _upsample(merged, length)
             merged = (weights[:, level] * values[level]).add_(merged)
         return merged.to(values[0].dtype)
 
@@ -352,7 +352,7 @@ def _blocks(
     """Per level the blocks' numbers in their sequence `[T_l]`, and each token's block `[T]`."""
     if packed is None:
         column = torch.arange(x.shape[1], device=x.device)
-        numbers = [column[: level_length(len(column), level)] for level in range(levels)]
+        numbers = [column[: level_length(x.shape[1], level)] for level in range(levels)]
         return numbers, [column >> level for level in range(levels)]
     numbers = [packed.level_position(level)[1] for level in range(levels)]
     indices = [
@@ -360,6 +360,14 @@ def _blocks(
         for level in range(levels)
     ]
     return numbers, indices
+
+
+def _upsample(x: Tensor, length: int) -> Tensor:
+    """Each of the entries `[B, H, T_l, D]` twice, cut to `length`."""
+    if torch.compiler.is_compiling():
+        # Whether a slice is contiguous would tie the graph to even lengths, or to odd ones.
+        return x.index_select(2, torch.arange(length, device=x.device) >> 1)
+    return x.repeat_interleave(2, dim=2)[:, :, :length]
 
 
 def _convex(logits: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyscale.layers.filters import MODES
 from polyscale.ops.hkt.api import check_cu_seqlens, check_padding_mask
+from polyscale.ops.hkt.decode import check_decodes
 
 VALUES = ("fine", "merged")
 KERNELS = ("dot", "psd")
@@ -108,8 +109,11 @@ def check_input(
         raise ValueError(f"lengths must have shape [B] = [{x.shape[0]}], got {list(lengths.shape)}")
 
 
-def check_cache(causal: bool, cu_seqlens: Tensor | None, return_details: bool) -> None:
-    """Raise where a cache would be wrong."""
+def check_cache(
+    causal: bool, cu_seqlens: Tensor | None, return_details: bool, impl: str
+) -> None:
+    """Raise where a cache would be wrong, or of no use."""
+    check_decodes(impl)
     if not causal:
         raise ValueError("cache needs causal=True: later tokens change earlier ones else")
     if cu_seqlens is not None or return_details:

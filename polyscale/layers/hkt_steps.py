@@ -134,6 +134,7 @@ def _attend(
         relative_bias=list(layer.relative_bias) or None,
         kept=None if changed is None else cache.scores,
         changed=changed or 0,
+        impl=layer.impl,
     )
 
 

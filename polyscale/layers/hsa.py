@@ -10,6 +10,7 @@ from polyscale.layers.hsa_cache import HSACache
 from polyscale.layers.positions import rotate
 from polyscale.ops.hsa import hsa_attention
 from polyscale.ops.hsa.decode import hsa_decode
+from polyscale.ops.looks import has_only_a_shape
 from polyscale.trees import SignalTree
 
 MAX_DEPTH = 32  # of trees that learned alphas tell apart; deeper families share the last one
@@ -135,7 +136,9 @@ class HSAAttention(nn.Module):
         # Rows with a tree each are one packed row.
         rows = x.flatten(0, 1) if x.dim() == 3 and tree.num_rows != x.shape[1] else x
         query, key, value = self._project(rows, tree)
-        if self.rotary:
+        # Without numbers a tree cannot be looked into, and shapes do not depend on it.
+        shape_only = has_only_a_shape(x)
+        if self.rotary and not shape_only:
             position = self._leaf_rank(tree, key_padding_mask)
             query, key = rotate(query, position), rotate(key, position)
         attended = query
@@ -150,7 +153,7 @@ class HSAAttention(nn.Module):
                 causal=self.causal,
                 include_self=self.include_self,
                 key_padding_mask=key_padding_mask,
-                position_scores=self._position_scores(tree, positions),
+                position_scores=None if shape_only else self._position_scores(tree, positions),
                 alpha=self._alpha(tree),
                 impl=self.impl,
             )
@@ -166,7 +169,7 @@ class HSAAttention(nn.Module):
 
     def _project(self, x: Tensor, tree: SignalTree | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `[B, H, N, D]` each (`B = 1` if packed)."""
-        if len(self.qkv_proj) == 1 or tree is None:
+        if len(self.qkv_proj) == 1 or tree is None or has_only_a_shape(x):
             projected = self.qkv_proj[0](x)
         else:
             modality = self._row_modality(tree)  # [N]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyscale.ops.hkt.native import weight_gradient as native
-from polyscale.ops.hkt.native.op import transformed
+from polyscale.ops.hkt.native.derivatives import transformed
 
 # For fewer rows copying the weights side by side would take longer than the products.
 _MANY_ROWS = 64
@@ -39,7 +39,9 @@ def project_together(
     """
     plain = [projection for projection in projections if _is_plain(projection)]
     rows = sum(each.shape[0] * each.shape[1] for each in (x, other) if each is not None)
-    if len(plain) < len(projections) or rows < _MANY_ROWS:
+    # A compiled graph serves every number of rows.
+    few = not torch.compiler.is_compiling() and rows < _MANY_ROWS
+    if len(plain) < len(projections) or few:
         side_by_side = _one_by_one(x, projections)
         return side_by_side, None if other is None else _one_by_one(other, projections[:shared])
     weight = torch.cat(tuple(projection.weight for projection in plain))

@@ -10,6 +10,7 @@ from torch import Tensor
 from polyscale.layers.cache import RowCache
 from polyscale.ops.hkt.api import check_cu_seqlens
 from polyscale.ops.hkt.layout import PackedLayout, Padding
+from polyscale.ops.looks import can_look
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,7 @@ class ModelInputs:
             )
         mask = attention_mask[:, -length:] == 0
         # Where a look costs nothing, a mask that hides nothing is dropped.
-        look = mask.device.type == "cpu" and not torch.compiler.is_compiling()
-        return None if look and not bool(mask.any()) else Padding.from_mask(mask)
+        return None if can_look(mask) and not bool(mask.any()) else Padding.from_mask(mask)
 
     def _check_position_ids(self, position_ids: Tensor, embedded: Tensor) -> None:
         own = self.positions(embedded, None)

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from polyscale.ops.hkt.layout import PackedLayout, Padding, level_length
+from polyscale.ops.hkt.native.derivatives import beyond_gradients
 from polyscale.ops.hkt.native.op import hkt_attention_native, why_not
 from polyscale.ops.hkt.native.projected import hkt_attention_projected, split_projections
 from polyscale.ops.hkt.reference import hkt_attention_reference
 from polyscale.ops.hkt.sdpa import hkt_attention_sdpa
 from polyscale.ops.hkt.triton import hkt_attention_triton
+from polyscale.ops.looks import can_look, has_numbers
 
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "reference": hkt_attention_reference,
@@ -121,7 +123,7 @@ def attend(
     `lengths` `[B]` is the number of real tokens, which come first in each row.
     """
     if impl == "auto":
-        impl = "native" if why_not(queries, keys, value, relative_bias) is None else "sdpa"
+        impl = _fastest(queries, keys, value, level_weights, relative_bias)
     return implementation(impl)(
         queries,
         keys,
@@ -161,10 +163,26 @@ def attend_projected(
     parts = split_projections(fine, coarse, sizes, level_weights.shape[0])
     scale = parts[2].shape[-1] ** -0.5
     masks: dict[str, Any] = {"causal": causal, "lengths": lengths, "packed": packed}
-    if impl in ("auto", "native") and torch.is_grad_enabled() and why_not(*parts, None) is None:
+    fused = impl in ("auto", "native") and torch.is_grad_enabled()
+    if fused and why_not(*parts, level_weights, None) is None:
         weights = level_weights.to(torch.float32)
         return hkt_attention_projected(fine, coarse, sizes, weights, scale=scale, **masks)
     return attend(*parts, level_weights, scale=scale, impl=impl, **masks)
+
+
+def _fastest(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    level_weights: Tensor,
+    relative_bias: Sequence[Tensor] | None,
+) -> str:
+    """What `"auto"` stands for."""
+    if why_not(queries, keys, value, level_weights, relative_bias) is None:
+        return "native"
+    tensors = (*queries, *keys, value, level_weights, *(relative_bias or ()))
+    # The kernels behind sdpa have neither tangents nor second derivatives.
+    return "reference" if beyond_gradients(tensors) else "sdpa"
 
 
 def implementation(name: str) -> Callable[..., Tensor]:
@@ -268,9 +286,7 @@ def _check_weights(level_weights: Tensor, value: Tensor, levels: int) -> None:
             f"level_weights must be on the device of value, {value.device}, "
             f"got {level_weights.device}"
         )
-    # Looking at the numbers would break a compiled graph, and an accelerator would have to wait.
-    look = level_weights.device.type == "cpu" and not torch.compiler.is_compiling()
-    if look and not bool(level_weights.isfinite().all()):
+    if can_look(level_weights) and not bool(level_weights.isfinite().all()):
         raise ValueError(f"level_weights must be finite, got {level_weights.tolist()}")
 
 
@@ -319,6 +335,11 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> None:
         )
     if batch != 1:
         raise ValueError(f"cu_seqlens takes all sequences in one row (B = 1), got B = {batch}")
+    if not torch.compiler.is_compiling() and not has_numbers(cu_seqlens):
+        raise ValueError(
+            "cu_seqlens must hold numbers, as they say how long the levels are; got a tensor "
+            "without any (meta, fake or batched by torch.func.vmap)"
+        )
     bounds = cu_seqlens.tolist()
     rising = all(low < high for low, high in pairwise(bounds))
     if bounds[0] != 0 or bounds[-1] != length or not rising:

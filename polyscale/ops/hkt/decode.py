@@ -7,10 +7,13 @@ numbers.
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyscale.ops.hkt.native import decode as native
 from polyscale.ops.hkt.reference import accumulation_dtype, masked_softmax, relative_term
+from polyscale.ops.hkt.sdpa import _upsample
+from polyscale.ops.looks import without_autocast
 
 
 def hkt_decode(
@@ -24,6 +27,7 @@ def hkt_decode(
     relative_bias: Sequence[Tensor] | None = None,
     kept: native.CoarseScores | None = None,
     changed: int = 0,
+    impl: str = "auto",
 ) -> Tensor:
     """Causal attention of new tokens over everything up to them, `[B, H, Q, Dv]`.
 
@@ -38,19 +42,49 @@ def hkt_decode(
         relative_bias: per level `[H, 2 R - 1]`.
         kept: coarse scores of the last token, where all rows hold equally many; brought up to date.
         changed: how many levels, from the finest on, have gained an entry since the last token.
-
-    A few tokens on a CPU without gradients go through the native kernel where there is one.
+        impl: as in `hkt_attention`; Triton has no kernel for this. `"auto"` is the native kernel
+            for a few tokens on a CPU without gradients, where there is one, and the reference
+            elsewhere.
     """
-    if native.takes(queries, keys, value, relative_bias):
+    check_decodes(impl)
+    reason = None
+    if impl in ("auto", "native"):
+        reason = native.why_not(queries, keys, value, level_weights, relative_bias)
+    if impl == "native" and reason is not None:
+        raise ValueError(f'impl="native" cannot decode: {reason}; impl="auto" takes what can run')
+    few = queries[0].shape[2] <= native.MAX_QUERIES
+    if impl == "native" or (impl == "auto" and few and reason is None):
         weights = level_weights.to(torch.float32).expand(value.shape[1], -1)  # [H, L]
         return native.decode(queries, keys, value, weights, position, scale, kept, changed)
     if kept is not None:
         kept.known = False
+    decode = _decode_by_sdpa if impl == "sdpa" else _decode_by_scores
+    return decode(queries, keys, value, level_weights, position, scale, relative_bias)
+
+
+def check_decodes(impl: str) -> None:
+    """Raise for an implementation that cannot decode anything."""
+    if impl == "triton":
+        raise ValueError(
+            "impl must be 'auto', 'native', 'sdpa' or 'reference' with a cache, got 'triton': it "
+            "has no kernel for new tokens"
+        )
+
+
+def _decode_by_scores(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    level_weights: Tensor,
+    position: Tensor,
+    scale: float,
+    relative_bias: Sequence[Tensor] | None,
+) -> Tensor:
     length, device = value.shape[2], value.device
     dtype = accumulation_dtype(value.dtype)
     weights = level_weights.to(dtype).expand(value.shape[1], -1)  # [H, L]
     column = torch.arange(length, device=device)
-    with torch.autocast(device.type, enabled=False):
+    with without_autocast(device):
         merged = torch.zeros((), dtype=dtype, device=device)
         for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
             score = query.to(dtype) @ key.to(dtype).transpose(-2, -1) * scale  # [B, H, Q, T_l]
@@ -62,3 +96,32 @@ def hkt_decode(
         allowed = (column <= position[..., None])[:, None]  # [B, 1, Q, T]
         attention = masked_softmax(merged, allowed)
         return (attention @ value.to(dtype)).to(value.dtype)
+
+
+def _decode_by_sdpa(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    level_weights: Tensor,
+    position: Tensor,
+    scale: float,
+    relative_bias: Sequence[Tensor] | None,
+) -> Tensor:
+    """One call of `scaled_dot_product_attention`; here coarse keys are repeated."""
+    length, value_width = value.shape[-2:]
+    weights = level_weights.expand(value.shape[1], -1)[..., None, None]  # [H, L, 1, 1]
+    query = torch.cat([(weights[:, level] * q).to(q.dtype) for level, q in enumerate(queries)], dim=-1)
+    key = torch.cat([_upsample(k, level, length) for level, k in enumerate(keys)], dim=-1)
+    width = max(query.shape[-1], value_width)
+    query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+    column = torch.arange(length, device=value.device)
+    # Padding keeps one key, so that nothing turns NaN; it is zeroed below.
+    mask = (column <= position.clamp(min=0)[..., None])[:, None]  # [B, 1, Q, T]
+    if relative_bias is not None:
+        terms = [
+            weights[:, level] * relative_term(table, position >> level, column >> level)
+            for level, table in enumerate(relative_bias)
+        ]
+        mask = sum(terms, torch.zeros_like(terms[0])).to(query.dtype).masked_fill(~mask, -torch.inf)
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return output[..., :value_width].masked_fill((position < 0)[:, None, :, None], 0.0)

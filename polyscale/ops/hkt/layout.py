@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyscale.ops.looks import can_look
+
 
 def level_length(length: int, level: int) -> int:
     """Number of blocks of `2**level` positions that cover `length` positions."""
-    return -(-length // 2**level)
+    # Not `-(-length // 2**level)`: torch.compile fails to simplify sums of that form.
+    return (length + 2**level - 1) // 2**level
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,13 @@ class Padding:
     def from_mask(cls, key_padding_mask: Tensor) -> "Padding":
         """From a bool mask `[B, T]`, True for padding, on either side or in between."""
         real = ~key_padding_mask
-        # Where a look costs nothing, rows that are in order already are not moved.
-        look = real.device.type == "cpu" and not (
-            torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-        )
         return cls(
             column=torch.argsort(key_padding_mask.to(torch.uint8), dim=1, stable=True),
             position=(real.cumsum(1) - 1).clamp(min=0),
             real=real,
             lengths=real.sum(1),
-            is_lined_up=look and bool((real[:, 1:] <= real[:, :-1]).all()),
+            # Rows that are in order already are not moved.
+            is_lined_up=can_look(real) and bool((real[:, 1:] <= real[:, :-1]).all()),
         )
 
     def line_up(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from polyscale.ops.hsa.checks import HSAOptions, PositionScores, Request, check_
 from polyscale.ops.hsa.columns import columns_attention
 from polyscale.ops.hsa.families import plans_of
 from polyscale.ops.hsa.problem import Problem
+from polyscale.ops.looks import has_only_a_shape
 
 if TYPE_CHECKING:
     from polyscale.trees import SignalTree
@@ -89,8 +90,11 @@ def hsa_attention(
         alpha=alpha,
         impl=impl,
     )
-    output = _dense(request) if request.impl == "reference" else _fast(request)
-    output = output.to(request.dtype)
+    if has_only_a_shape(query):
+        output = torch.zeros_like(request.value)  # the tree cannot tell, or need not
+    else:
+        output = _dense(request) if request.impl == "reference" else _fast(request)
+    output = _in_the_graph(output, request).to(request.dtype)
     return output.squeeze(0) if request.packed else output
 
 
@@ -157,18 +161,32 @@ def flat_rows(tensor: Tensor, ignored: Tensor | None) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
+def _differentiable(request: Request) -> list[Tensor]:
+    """Return what gradients are asked of."""
+    if not torch.is_grad_enabled():
+        return []
+    parts = (
+        request.query,
+        request.key,
+        request.value,
+        request.position_query,
+        request.position_key,
+        request.alpha,
+    )
+    return [part for part in parts if part is not None and part.requires_grad]
+
+
+def _in_the_graph(output: Tensor, request: Request) -> Tensor:
+    """Return the output as a function of all inputs, also where nothing attends to anything."""
+    if request.tree.max_depth and output.requires_grad:
+        return output
+    for part in _differentiable(request):
+        output = output + part[:0].sum()  # zero, whatever numbers the input holds
+    return output
+
+
 def _fast(request: Request) -> Tensor:
-    if torch.is_grad_enabled() and any(
-        part is not None and part.requires_grad
-        for part in (
-            request.query,
-            request.key,
-            request.value,
-            request.position_query,
-            request.position_key,
-            request.alpha,
-        )
-    ):
+    if _differentiable(request):
         return _attend(request)
     # Without a backward pass nothing has to be kept, so a few copies of the tree's rows at a time
     # work in memory that is still in the cache.

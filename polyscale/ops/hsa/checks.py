@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from polyscale.ops.hsa.families import plans_of
+from polyscale.ops.looks import has_numbers, has_only_a_shape
 
 if TYPE_CHECKING:
     from polyscale.trees import SignalTree
@@ -81,7 +82,7 @@ def check_request(
             "of their queries, so a later token would change earlier rows"
         )
     _check_tensors(query, key, value, tree)
-    if causal and not plans_of(tree).rows_in_order:
+    if causal and not has_only_a_shape(query) and not plans_of(tree).rows_in_order:
         raise ValueError(
             "causal=True: the tree's leaves, from left to right, must carry data rows in "
             "increasing order; got a tree whose leaves carry them in another order"
@@ -156,7 +157,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, tree: SignalTree) 
             f"query: got {query.shape[-2]} rows (shape {list(query.shape)}), takes the tree's "
             f"{tree.num_rows}"
         )
-    if tree.parent.device != query.device:
+    if tree.parent.device != query.device and not has_only_a_shape(query):
         raise ValueError(
             f"tree: is on {tree.parent.device}, query is on {query.device}; move it with "
             "tree.to(query.device)"
@@ -222,7 +223,7 @@ def _check_alpha(
         if alpha.dim() > 1 or (alpha.dim() == 1 and alpha.numel() < depths):
             raise ValueError(f"alpha: got shape {list(alpha.shape)}, takes {takes}")
         values = alpha.detach()
-        if not bool(((values >= 1) & values.isfinite()).all()):
+        if has_numbers(values) and not bool(((values >= 1) & values.isfinite()).all()):
             raise ValueError(f"alpha: got {values.tolist()}, takes {takes}")
         spread = alpha.expand(depths) if alpha.dim() == 0 else alpha[:depths]
         return spread.to(device=device, dtype=dtype)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyscale.ops.looks import without_autocast
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 from polyscale.ops.rows import append_rows
 
@@ -100,7 +101,7 @@ def hsa_decode(
     # Query heads that share a key head stand in the place of tokens.
     grouped = query.to(dtype).reshape(batch, key.shape[1], -1, width)  # [B, Hk, G, D]
     scores, allowed, values = [], [], []
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         for family in families:
             score = scale * grouped @ family.keys.to(dtype).mT  # [B, Hk, G, room]
             scores.append(score + family.counts.clamp(min=1).to(dtype).log().mT)

@@ -302,7 +302,7 @@ def test_tensors_elsewhere_than_on_the_cpu_are_refused():
         ps.hkt_attention([x], [x], x, torch.ones(1, device="meta"), impl="native")
 
 
-def test_transforms_it_has_no_rule_for_are_refused_and_left_to_sdpa():
+def test_transforms_it_has_no_rule_for_are_refused_and_left_to_others():
     fine, coarse, weights = torch.randn(2, 1, 12, 4), torch.randn(2, 1, 6, 4), torch.ones(2) / 2
 
     def loss(x, impl="auto"):
@@ -314,8 +314,5 @@ def test_transforms_it_has_no_rule_for_are_refused_and_left_to_sdpa():
     assert error(torch.func.grad(loss)(fine), expected.double()) <= GRADIENTS
     with pytest.raises(ValueError, match=r"native.*reverse-mode"):
         torch.func.grad(lambda x: loss(x, "native"))(fine)
-    # sdpa has no forward mode either, and says so: a tangent of zero would be wrong.
-    with pytest.raises(NotImplementedError, match="forward AD"):
-        torch.func.jvp(loss, (fine,), (fine,))
     with forward_ad.dual_level(), pytest.raises(ValueError, match=r"native.*reverse-mode"):
         loss(forward_ad.make_dual(fine, fine), "native")

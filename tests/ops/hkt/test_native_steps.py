@@ -71,7 +71,7 @@ def test_decoding_is_its_definition(
 ):
     monkeypatch.setattr(library, "instructions", instructions)
     case = decode_case(length, levels, queries, width, value_width)
-    assert decode.takes(*case[:3], None)
+    assert decode.why_not(*case[:4], None) is None
     actual = hkt_decode(*case[:4], position=case[4], scale=0.3)
     assert error(actual, exact_decode(*case)) <= VALUES
     nowhere = (case[4] < 0)[:, None, :, None].expand_as(actual)
@@ -111,18 +111,70 @@ def test_scores_of_ten_thousand_lose_nothing_in_decoding():
     assert error(actual, exact) <= VALUES
 
 
-@pytest.mark.parametrize("change", ["gradient", "queries", "dtype", "relative"])
-def test_decoding_is_left_to_torch_where_the_kernel_does_not_serve(change):
-    query, keys, value, *_ = decode_case(40, 2, 17 if change == "queries" else 1, 8, 8)
-    bias = None
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("gradient", "no gradients"),
+        ("gradient of the weights", "no gradients"),
+        ("dtype", "float64"),
+        ("relative", "relative_bias"),
+    ],
+)
+def test_what_the_kernel_cannot_decode_is_refused_by_name_and_left_to_torch(change, reason):
+    query, keys, value, weights, position = decode_case(40, 2, 1, 8, 8)
+    options = {"position": position, "scale": 0.3}
     if change == "gradient":
         query[0].requires_grad_()
+    if change == "gradient of the weights":
+        weights.requires_grad_()
     if change == "dtype":
         query, keys = [x.double() for x in query], [x.double() for x in keys]
         value = value.double()
     if change == "relative":
-        bias = [torch.zeros(2, 3)] * 2
-    assert not decode.takes(query, keys, value, bias)
+        options["relative_bias"] = [torch.zeros(2, 3)] * 2
+    case = query, keys, value, weights
+    with pytest.raises(ValueError, match=f"native.*cannot decode.*{reason}"):
+        hkt_decode(*case, impl="native", **options)
+    found = hkt_decode(*case, **options)
+    assert torch.equal(found, hkt_decode(*case, impl="reference", **options))
+    assert found.requires_grad == ("gradient" in change)
+
+
+def test_many_queries_are_decoded_by_products_unless_the_kernel_is_named():
+    *case, position = decode_case(40, 2, 17, 8, 8)
+    expected = hkt_decode(*case, position=position, scale=0.3, impl="reference")
+    assert torch.equal(hkt_decode(*case, position=position, scale=0.3), expected)
+    named = hkt_decode(*case, position=position, scale=0.3, impl="native")
+    assert not torch.equal(named, expected)
+    assert error(named, exact_decode(*case, position)) <= VALUES
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_sdpa_decodes_what_the_definition_says(relative):
+    query, keys, value, weights, position = decode_case(41, 3, 4, 8, 40)
+    bias = [torch.randn(2, 5) for _ in range(3)] if relative else None
+    found, exact = (
+        hkt_decode(
+            [x.to(dtype) for x in query],
+            [x.to(dtype) for x in keys],
+            value.to(dtype),
+            weights.to(dtype),
+            position=position,
+            scale=0.3,
+            relative_bias=bias and [table.to(dtype) for table in bias],
+            impl=impl,
+        )
+        for impl, dtype in (("sdpa", torch.float32), ("reference", torch.float64))
+    )
+    assert error(found, exact) <= VALUES
+    nowhere = (position < 0)[:, None, :, None].expand_as(found)
+    assert torch.count_nonzero(found[nowhere]) == 0
+
+
+def test_triton_has_no_kernel_for_decoding():
+    query, keys, value, weights, position = decode_case(5, 2, 1, 8, 8)
+    with pytest.raises(ValueError, match="got 'triton'.*no kernel"):
+        hkt_decode(query, keys, value, weights, position=position, scale=0.3, impl="triton")
 
 
 @pytest.mark.usefixtures("_one_thread_afterwards")

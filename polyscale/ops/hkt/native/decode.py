@@ -6,26 +6,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyscale.ops.hkt.native import op
 from polyscale.ops.hkt.native.library import Call
-from polyscale.ops.hkt.native.op import why_not
+from polyscale.ops.looks import has_numbers
 
 # More queries than this are better served by matrix products.
 MAX_QUERIES = 16
 WIDEST_VECTOR = 16
 
 
-def takes(
+def why_not(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
     value: Tensor,
+    level_weights: Tensor,
     relative_bias: Sequence[Tensor] | None,
-) -> bool:
-    """Whether the kernel can decode these: a few queries on the CPU, and no gradient asked for."""
-    if queries[0].shape[2] > MAX_QUERIES or torch.compiler.is_compiling():
-        return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*queries, *keys, value)):
-        return False
-    return why_not(queries, keys, value, relative_bias) is None
+) -> str | None:
+    """Why the kernel cannot decode these; None if it can."""
+    given = (*queries, *keys, value, level_weights)
+    if torch.compiler.is_compiling():
+        return "decoding with it cannot be compiled"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return "decoding with it has no gradients: call it under torch.no_grad()"
+    reason = op.why_not(queries, keys, value, level_weights, relative_bias)
+    if reason is None and not has_numbers(*given):
+        return "it reads memory, which fake tensors and other subclasses need not have"
+    return reason
 
 
 class CoarseScores:

@@ -3,19 +3,24 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyscale.ops.hkt.layout import level_length
 from polyscale.ops.hkt.native import library
-from polyscale.ops.hkt.native.op import transformed, why_no_kernel
+from polyscale.ops.hkt.native.derivatives import (
+    differentiate_gradients,
+    refuse_tangents,
+    transformed,
+)
+from polyscale.ops.hkt.native.op import why_no_kernel
 
 
 def takes(x: Tensor, weights: Tensor) -> bool:
     """Whether the kernel can run on these: float32 on the CPU, outside of torch.func."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or weights.dtype != torch.float32:
         return False
-    if not torch.compiler.is_compiling() and transformed((x, weights)):
+    if transformed((x, weights)):
         return False
     return why_no_kernel() is None
 
@@ -41,8 +46,8 @@ class _Downsample(torch.autograd.Function):
         return x.view_as(x), coarse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_fine: Tensor, grad_coarse: Tensor) -> tuple[Tensor, Tensor]:
+        refuse_tangents(grad_fine, grad_coarse)
         return _backward(grad_fine, grad_coarse, *ctx.saved_tensors)
 
 
@@ -81,3 +86,26 @@ def _(
     grad_fine: Tensor, grad_coarse: Tensor, x: Tensor, weights: Tensor, coarse: Tensor
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), weights.new_empty(weights.shape)
+
+
+def _downsample_plainly(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What `downsample` returns, in torch: with derivatives of every order."""
+    levels = [x]
+    for taps in weights:
+        padded = F.pad(levels[-1], (0, 0, len(taps) - 1, 0))
+        windows = padded.unfold(1, len(taps), 2)  # [B, T_l, C, width], oldest first
+        levels.append((windows * taps.flip(0).t()).sum(-1))
+    return x, torch.cat(levels[1:], dim=1)
+
+
+def _setup_second(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.save_for_backward(*inputs[:4])
+
+
+def _differentiate_again(ctx: Any, *cotangents: Tensor | None) -> tuple:
+    *grads, x, weights = ctx.saved_tensors
+    first, second = differentiate_gradients(_downsample_plainly, [x, weights], grads, cotangents)
+    return *first, *second, None
+
+
+_backward.register_autograd(_differentiate_again, setup_context=_setup_second)

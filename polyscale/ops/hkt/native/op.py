@@ -5,14 +5,20 @@ Scores of every level are computed at the level's own resolution, so that they c
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from polyscale.ops.hkt.layout import PackedLayout
 from polyscale.ops.hkt.native.build import why_not_built
+from polyscale.ops.hkt.native.derivatives import (
+    differentiate_gradients,
+    refuse_tangents,
+    transformed,
+)
 from polyscale.ops.hkt.native.library import MAX_LEVELS, Call
+from polyscale.ops.hkt.reference import hkt_attention_reference
 
 MAX_WIDTH = 256
 
@@ -30,9 +36,14 @@ def hkt_attention_native(
     relative_bias: Sequence[Tensor] | None,
 ) -> Tensor:
     """The attended values, `[B, H, T, Dv]`; a ValueError says what the kernel does not take."""
-    reason = why_not(queries, keys, value, relative_bias)
+    reason = why_not(queries, keys, value, level_weights, relative_bias)
     if reason is not None:
         raise ValueError(f'impl="native" cannot run: {reason}')
+    if torch.compiler.is_compiling():
+        # Inductor may save a view for the backward pass in another layout than it traced, and
+        # takes the strides of that layout for constants when the length is dynamic.
+        queries, keys = [q.contiguous() for q in queries], [k.contiguous() for k in keys]
+        value = value.contiguous()
     weights = level_weights.to(torch.float32).expand(value.shape[1], -1)  # [H, L]
     boundaries = None if packed is None else torch.tensor(packed.boundaries)  # [L, S + 1]
     output, _ = _forward(
@@ -45,6 +56,7 @@ def why_not(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
     value: Tensor,
+    level_weights: Tensor,
     relative_bias: Sequence[Tensor] | None,
 ) -> str | None:
     """Why the kernel cannot take these tensors; None if it can. Builds it if need be."""
@@ -62,16 +74,9 @@ def why_not(
     if width > MAX_WIDTH:
         return f"it takes head dimensions up to {MAX_WIDTH}, got {width}"
     # torch would take the operation for a constant: a tangent of zero, without a word.
-    if not torch.compiler.is_compiling() and transformed((*queries, *keys, value)):
+    if transformed((*queries, *keys, value, level_weights)):
         return "it has reverse-mode gradients only: no torch.func transforms, no forward mode"
     return why_no_kernel()
-
-
-def transformed(tensors: Sequence[Tensor]) -> bool:
-    """Whether torch.func or forward mode looks on: the kernels have no rules for them."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def why_no_kernel() -> str | None:
@@ -190,6 +195,7 @@ def _setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, outp
 def _differentiate(
     ctx: torch.autograd.function.FunctionCtx, grad_output: Tensor, _: Tensor | None
 ) -> tuple:
+    refuse_tangents(grad_output)
     levels = ctx.levels  # type: ignore[attr-defined]
     saved = list(ctx.saved_tensors)  # type: ignore[attr-defined]
     queries, keys = saved[:levels], saved[levels : 2 * levels]
@@ -216,3 +222,51 @@ def _differentiate(
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def attend_plainly(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    weights: Tensor,
+    lengths: Tensor | None,
+    boundaries: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """What `_forward` computes, by the reference: with derivatives of every order."""
+    packed = None
+    if boundaries is not None:
+        packed = PackedLayout.from_cu_seqlens(boundaries[0], len(queries))
+    return hkt_attention_reference(
+        queries,
+        keys,
+        value,
+        weights,
+        causal=causal,
+        lengths=lengths,
+        packed=packed,
+        scale=scale,
+        relative_bias=None,
+    )
+
+
+def _setup_second(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    grad_output, queries, keys, value, weights, lengths, boundaries, _, _, causal, scale = inputs
+    ctx.levels, ctx.options = len(queries), (lengths, boundaries, causal, scale)
+    ctx.save_for_backward(grad_output, *queries, *keys, value, weights)
+
+
+def _differentiate_again(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
+    levels = ctx.levels
+    grad_output, *inputs = ctx.saved_tensors
+
+    def attend(*given: Tensor) -> Tensor:
+        return attend_plainly(given[:levels], given[levels:-2], *given[-2:], *ctx.options)
+
+    # The output and its statistics are functions of the inputs: their part is in the inputs'.
+    first, second = differentiate_gradients(attend, inputs, [grad_output], cotangents)
+    return first[0], second[:levels], second[levels:-2], *second[-2:], *[None] * 6
+
+
+_backward.register_autograd(_differentiate_again, setup_context=_setup_second)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.native.derivatives import differentiate_gradients, refuse_tangents
 from polyscale.ops.hkt.native.library import Call
-from polyscale.ops.hkt.native.op import _forward
+from polyscale.ops.hkt.native.op import _forward, attend_plainly
 
 
 def split_projections(
@@ -85,8 +85,8 @@ class _Attend(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_tangents(grad_output)
         gradients = _backward(grad_output, *ctx.saved_tensors, ctx.sizes, ctx.causal, ctx.scale)
         coarse = gradients[1] if len(gradients) == 3 else None
         return gradients[0], coarse, gradients[-1], *[None] * 5
@@ -139,5 +139,34 @@ def _(
 
 def _empty_gradients(fine: Tensor, coarse: Tensor | None, weights: Tensor) -> list[Tensor]:
     """Sums are taken in float32 whatever the inputs are."""
-    inputs = [fine, weights] if coarse is None else [fine, coarse, weights]
-    return [torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in inputs]
+    return [
+        torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        for x in _present(fine, coarse, weights)
+    ]
+
+
+def _present(fine: Tensor, coarse: Tensor | None, weights: Tensor) -> list[Tensor]:
+    return [fine, weights] if coarse is None else [fine, coarse, weights]
+
+
+def _setup_second(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    grad_output, fine, coarse, weights, lengths, boundaries, _, _, sizes, causal, scale = inputs
+    ctx.sizes, ctx.options = sizes, (lengths, boundaries, causal, scale)
+    ctx.save_for_backward(grad_output, *_present(fine, coarse, weights))
+
+
+def _differentiate_again(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
+    grad_output, *inputs = ctx.saved_tensors
+
+    def attend(fine: Tensor, *given: Tensor) -> Tensor:
+        *coarse, weights = given
+        parts = split_projections(fine, coarse[0] if coarse else None, ctx.sizes, len(weights))
+        return attend_plainly(*parts, weights, *ctx.options)
+
+    first, second = differentiate_gradients(attend, inputs, [grad_output], cotangents)
+    coarse = second[1] if len(second) == 3 else None
+    sizes = None if ctx.sizes else []  # torch takes an empty list for one of tensors
+    return first[0], second[0], coarse, second[-1], *[None] * 4, sizes, None, None
+
+
+_backward.register_autograd(_differentiate_again, setup_context=_setup_second)

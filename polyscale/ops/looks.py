@@ -1,0 +1,55 @@
+"""Whether the numbers in a tensor can be looked at."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def has_numbers(*tensors: Tensor) -> bool:
+    """Whether each can be read: none is on the meta device, fake, traced or batched by vmap.
+
+    >>> has_numbers(torch.zeros(2)), has_numbers(torch.zeros(2, device="meta"))
+    (True, False)
+    """
+    if torch.compiler.is_compiling():
+        return False
+    # Fake tensors are a subclass, whatever device they name.
+    return all(
+        x.device.type != "meta" and type(x) in (Tensor, nn.Parameter) and not _is_batched(x)
+        for x in tensors
+    )
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether a look costs nothing: an accelerator would have to wait."""
+    return x.device.type == "cpu" and has_numbers(x)
+
+
+def has_only_a_shape(x: Tensor) -> bool:
+    """Whether this is a fake or meta tensor that nobody traces: what is made of it is not run.
+
+    >>> has_only_a_shape(torch.zeros(2)), has_only_a_shape(torch.zeros(2, device="meta"))
+    (False, True)
+    """
+    if torch.compiler.is_compiling():
+        return False
+    traced = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return not traced and (x.device.type == "meta" or isinstance(x, FakeTensor))
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Operations keep their dtypes. The meta device has no autocast to switch off."""
+    if device.type == "meta":
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def _is_batched(x: Tensor) -> bool:
+    while _functorch.is_functorch_wrapped_tensor(x):
+        if _functorch.is_batchedtensor(x):
+            return True
+        x = _functorch.get_unwrapped(x)
+    return False
