@@ -14,7 +14,12 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages(ps.__path__, "polyscale.") if not module.ispkg
 )
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def python(code: str) -> str:
@@ -48,26 +53,28 @@ def test_the_examples_in_docstrings_are_true(module):
     assert results.failed == 0
 
 
-def snippets(page: Path) -> str:
-    """All Python snippets of a page as one program: later ones use what earlier ones made."""
-    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_the_snippets_of_the_documentation_run(page, tmp_path, monkeypatch):
+def test_the_snippets_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(snippets(page), page.name, "exec"), {"__name__": "snippets"})
+    code = "\n".join(snippets(page))
+    exec(compile(code, page.name, "exec"), {"__name__": "snippets"})
+
+
+@pytest.mark.parametrize("number", range(len(snippets(README))))
+def test_each_snippet_of_the_first_page_runs_alone(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippets(README)[number], "README.md", "exec"), {"__name__": "snippet"})
 
 
 def test_the_readme_has_a_snippet_for_every_height():
-    code = snippets(ROOT / "README.md")
-    for name in ("ps.hkt_attention(", "ps.HKTAttention(", "ps.HKTConfig("):
+    code = "".join(snippets(README))
+    for name in ("ps.hsa_attention(", "ps.HKTAttention(", "ps.HKTConfig("):
         assert name in code
 
 
 def test_the_commands_of_the_readme_are_in_the_makefile():
     makefile = (ROOT / "Makefile").read_text()
-    commands = re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    commands = re.findall(r"^make ([a-z-]+)", README.read_text(), re.MULTILINE)
     assert {"demo", "test"} <= set(commands)
     for command in commands:
         assert re.search(rf"^{command}:", makefile, re.MULTILINE), command
