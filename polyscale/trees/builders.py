@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyscale.checks import check_integer
 from polyscale.trees.assembly import assemble
-from polyscale.trees.checks import DOMAINS, GRID2D, KEYED, count, first
+from polyscale.trees.checks import DOMAINS, GRID2D, KEYED, first
 from polyscale.trees.editing import batch
 from polyscale.trees.structure import breadth_first_order, index_in_family, renumber
 from polyscale.trees.tree import SignalTree
@@ -31,9 +32,7 @@ def from_nested(nested: Any) -> tuple[SignalTree, list[Any]]:
             path.pop()
             return
         if id(value) in inside:
-            raise ValueError(
-                f"{''.join(path)}: node {node} contains itself; a tree takes no cycles"
-            )
+            raise ValueError(f"{''.join(path)}: node {node} contains itself; a tree has no cycles")
         if not len(value):
             raise ValueError(
                 f"{''.join(path)}: node {node} is an empty {type(value).__name__}: "
@@ -72,7 +71,7 @@ def _members(value: Any, path: list[str]) -> Iterator[tuple[str, str | None, Any
     if isinstance(value, Mapping):
         for key, child in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{''.join(path)}: got key {key!r}, takes str keys")
+                raise TypeError(f"the keys of {''.join(path)} must be str, got {key!r}")
             yield f"[{key!r}]", key, child
     elif isinstance(value, AbstractSet):
         for child in _steady_order(value):
@@ -94,10 +93,10 @@ def _steady_order(members: AbstractSet[Any]) -> list[Any]:
 
 def from_windows(n: int, windows: Sequence[int], modality: str = "default") -> SignalTree:
     """See `SignalTree.from_windows`."""
-    sizes = [count(n, "n", 1)]  # nodes of each level, bottom to top
+    sizes = [check_integer("n", n, least=1)]  # nodes of each level, bottom to top
     chosen = []
     for place, window in enumerate(windows):
-        count(window, f"windows[{place}]", 2)
+        window = check_integer(f"windows[{place}]", window, least=2)
         if sizes[-1] > 1:
             sizes.append(-(-sizes[-1] // window))
             chosen.append(window)
@@ -132,9 +131,10 @@ def from_image(
     """See `SignalTree.from_image`."""
     sides = patch if isinstance(patch, tuple) else (patch, patch)
     if len(sides) != 2:
-        raise ValueError(f"patch: got {patch!r}, takes one number or (height, width)")
-    rows = -(-count(height, "height", 1) // count(sides[0], "patch", 1))
-    columns = -(-count(width, "width", 1) // count(sides[1], "patch", 1))
+        raise ValueError(f"patch must be an integer or (height, width), got {patch!r}")
+    tall, wide = (check_integer("patch", side, least=1) for side in sides)
+    rows = -(-check_integer("height", height, least=1) // tall)
+    columns = -(-check_integer("width", width, least=1) // wide)
     if rows * columns == 1:
         return from_windows(1, (), modality)
     if layout == "quadtree":
@@ -151,7 +151,7 @@ def from_image(
         return SignalTree.from_parents(
             torch.cat([lines, 1 + grid[:, 0]]), modalities=modality, modality_names=(modality,)
         )
-    raise ValueError(f"layout: got {layout!r}, takes quadtree, rows or flat")
+    raise ValueError(f"layout must be quadtree, rows or flat, got {layout!r}")
 
 
 def _quadtree(rows: int, columns: int, modality: str) -> SignalTree:
@@ -200,13 +200,13 @@ def _quadtree(rows: int, columns: int, modality: str) -> SignalTree:
 def from_linkage(linkage: Any, domain: str, modality: str) -> SignalTree:
     """See `SignalTree.from_linkage`."""
     if domain not in DOMAINS or domain in ("grid2d", "keyed"):
-        raise ValueError(f"domain: got {domain!r}, takes set, sequence or graph")
+        raise ValueError(f"domain must be set, sequence or graph, got {domain!r}")
     try:
         merges = torch.as_tensor(linkage, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"linkage: takes a matrix [n - 1, 4] ({error})") from error
+        raise TypeError(f"linkage must be a matrix [n - 1, 4] of numbers ({error})") from error
     if merges.dim() != 2 or merges.shape[1] != 4:
-        raise ValueError(f"linkage: got shape {list(merges.shape)}, takes [n - 1, 4]")
+        raise ValueError(f"linkage must have shape [n - 1, 4], got {list(merges.shape)}")
     n = len(merges) + 1
     node = n + torch.arange(n - 1)
     children = merges[:, :2]
@@ -214,13 +214,13 @@ def from_linkage(linkage: Any, domain: str, modality: str) -> SignalTree:
     step = first(wrong.any(1))
     if step is not None:
         raise ValueError(
-            f"linkage: row {step} (node {n + step}) joins {children[step].tolist()}, "
-            f"takes whole numbers 0..{n + step - 1}"
+            f"row {step} of linkage (node {n + step}) must join two integers from 0 to "
+            f"{n + step - 1}, got {children[step].tolist()}"
         )
     joined = children.long().flatten()  # [2 (n - 1)]
     double = first(torch.bincount(joined, minlength=2 * n - 1) > 1)
     if double is not None:
-        raise ValueError(f"linkage: node {double} is joined twice; a node takes one parent")
+        raise ValueError(f"linkage joins node {double} twice; a node has one parent")
     parent = torch.full((2 * n - 1,), -1)
     parent[joined] = node.repeat_interleave(2)
     # Left is the first column, which an optimal ordering may give the larger number.
@@ -247,8 +247,8 @@ def from_linkage(linkage: Any, domain: str, modality: str) -> SignalTree:
     step = first(counts[n:] != merges[:, 3])
     if step is not None:
         raise ValueError(
-            f"linkage: row {step} (node {n + step}) counts {merges[step, 3].item():g} leaves, "
-            f"its merges give {counts[n + step].item():g}"
+            f"row {step} of linkage (node {n + step}) must count "
+            f"{counts[n + step].item():g} leaves, as its merges do, got {merges[step, 3].item():g}"
         )
     return tree
 
@@ -258,10 +258,10 @@ def from_records(records: Any, modalities: Mapping[str, str] | None) -> SignalTr
     if isinstance(records, Mapping):
         return _record(records, modalities or {}, "records")
     if not isinstance(records, Sequence) or isinstance(records, (str, bytes)) or not records:
-        raise TypeError(f"records: got {type(records).__name__}, takes a dict or a list of dicts")
+        raise TypeError(f"records must be a dict or a list of dicts, got {type(records).__name__}")
     for place, record in enumerate(records):
         if not isinstance(record, Mapping):
-            raise TypeError(f"records[{place}]: got {type(record).__name__}, takes a dict")
+            raise TypeError(f"records[{place}] must be a dict, got {type(record).__name__}")
     return batch(
         [_record(record, modalities or {}, f"records[{i}]") for i, record in enumerate(records)]
     )
@@ -269,11 +269,11 @@ def from_records(records: Any, modalities: Mapping[str, str] | None) -> SignalTr
 
 def _record(record: Mapping[str, Any], modalities: Mapping[str, str], where: str) -> SignalTree:
     if not record:
-        raise ValueError(f"{where}: got no fields, so 0 leaves; a record takes at least one field")
+        raise ValueError(f"{where} must have at least one field, got an empty record")
     fields = []
     for name, value in record.items():
         if not isinstance(name, str):
-            raise TypeError(f"{where}: got field {name!r}, takes str names")
+            raise TypeError(f"the names of the fields of {where} must be str, got {name!r}")
         fields.append(_field(value, name, modalities.get(name), f"{where}[{name!r}]"))
     forest = batch(fields)
     names = tuple(record)
@@ -305,15 +305,15 @@ def _field(value: Any, name: str, modality: str | None, where: str) -> SignalTre
     if isinstance(value, SignalTree):
         tree = value
         if tree.num_trees != 1:
-            raise ValueError(f"{where}: got a batch of {tree.num_trees} trees, takes one tree")
+            raise ValueError(f"{where} must be one tree, got a batch of {tree.num_trees} trees")
     elif isinstance(value, int) and not isinstance(value, bool):
-        tree = from_windows(count(value, where, 1), ())
+        tree = from_windows(check_integer(where, value, least=1), ())
     elif _domain(value) is not None:
         tree = from_nested(value)[0]
     else:
         raise TypeError(
-            f"{where}: got {type(value).__name__}, takes a number of rows, a SignalTree, or "
-            "nested lists, dicts and sets"
+            f"{where} must be a number of rows, a SignalTree, or nested lists, dicts and sets, "
+            f"got {type(value).__name__}"
         )
     if tree.modality_names == ("default",):
         return tree.with_modality(modality or name)

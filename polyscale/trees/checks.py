@@ -20,17 +20,8 @@ def first(mask: Tensor) -> int | None:
     return int(found[0]) if found.numel() else None
 
 
-def count(value: Any, argument: str, least: int) -> int:
-    """Return `value` if it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument}: got {value!r}, takes a whole number")
-    if value < least:
-        raise ValueError(f"{argument}: got {value}, takes a whole number >= {least}")
-    return value
-
-
-def whole_numbers(values: Any, argument: str, device: torch.device | None = None) -> Tensor:
-    """Return `values` as an int64 tensor, refusing fractions and truth values."""
+def integers(values: Any, argument: str, device: torch.device | None = None) -> Tensor:
+    """Return `values` as an int64 tensor; fractions and bools are refused."""
     if isinstance(values, Tensor):
         tensor = values
     else:
@@ -38,21 +29,21 @@ def whole_numbers(values: Any, argument: str, device: torch.device | None = None
             tensor = torch.as_tensor(values)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"{argument}: got {type(values).__name__}, takes whole numbers ({error})"
+                f"{argument} must be integers, got {type(values).__name__} ({error})"
             ) from error
     is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
     if tensor.numel() and not is_whole:
-        raise TypeError(f"{argument}: got dtype {tensor.dtype}, takes whole numbers (int64)")
+        raise TypeError(f"{argument} must be integers, got dtype {tensor.dtype}")
     return tensor.to(device=device, dtype=torch.int64)
 
 
 def per_node(values: Any, argument: str, parent: Tensor) -> Tensor:
     """Return `values` as an int64 tensor with one number for each node."""
-    tensor = whole_numbers(values, argument, parent.device)
+    tensor = integers(values, argument, parent.device)
     if tensor.shape != parent.shape:
         raise ValueError(
-            f"{argument}: got shape {list(tensor.shape)}, takes one number for each of the "
-            f"{parent.numel()} nodes"
+            f"{argument} must have one number for each of the {parent.numel()} nodes, "
+            f"got shape {list(tensor.shape)}"
         )
     return tensor
 
@@ -60,19 +51,19 @@ def per_node(values: Any, argument: str, parent: Tensor) -> Tensor:
 def check_parents(parent: Tensor, num_trees: int = 1) -> None:
     """Refuse anything that is not `num_trees` trees."""
     if parent.dim() != 1:
-        raise ValueError(f"parent: got shape {list(parent.shape)}, takes one dimension [nodes]")
+        raise ValueError(f"parent must have one dimension [nodes], got shape {list(parent.shape)}")
     nodes = parent.numel()
     if nodes == 0:
-        raise ValueError("parent: got no nodes, so 0 leaves; a tree takes at least one leaf")
+        raise ValueError("parent must have at least one node, got none")
     node = first((parent < -1) | (parent >= nodes))
     if node is not None:
         raise ValueError(
-            f"parent: node {node} is an orphan: its parent {int(parent[node])} does not exist; "
-            f"takes -1 for the root or a node 0..{nodes - 1}"
+            f"parent of node {node} must be -1 (a root) or a node from 0 to {nodes - 1}, "
+            f"got {int(parent[node])}"
         )
     roots = (parent == -1).nonzero().flatten().tolist()
     if len(roots) > num_trees:
-        wanted = "one tree takes one" if num_trees == 1 else f"{num_trees} trees take {num_trees}"
+        wanted = "one tree has one" if num_trees == 1 else f"{num_trees} trees have {num_trees}"
         raise ValueError(
             f"parent: nodes {', '.join(map(str, roots[:5]))}{', ...' if len(roots) > 5 else ''} "
             f"are {len(roots)} roots; {wanted} (SignalTree.batch joins several trees)"
@@ -80,7 +71,7 @@ def check_parents(parent: Tensor, num_trees: int = 1) -> None:
     for _ in leaps(parent):  # raises on a cycle
         pass
     if len(roots) < num_trees:
-        raise ValueError(f"parent: got {len(roots)} roots for {num_trees} trees")
+        raise ValueError(f"parent must have {num_trees} roots, one for each tree, got {len(roots)}")
 
 
 def check_rows(parent: Tensor, leaf_row: Tensor, num_rows: int) -> None:
@@ -94,12 +85,12 @@ def check_rows(parent: Tensor, leaf_row: Tensor, num_rows: int) -> None:
     if node is not None:
         raise ValueError(
             f"rows: node {node} has children and cannot carry row {int(leaf_row[node])}; "
-            "an inner node takes -1"
+            "the row of an inner node is -1"
         )
     node = first(is_leaf & ((leaf_row < 0) | (leaf_row >= num_rows)))
     if node is not None:
         raise ValueError(
-            f"rows: node {node} carries row {int(leaf_row[node])}, takes 0..{num_rows - 1}"
+            f"rows of node {node} must be from 0 to {num_rows - 1}, got {int(leaf_row[node])}"
         )
     leaves = is_leaf.nonzero().flatten()
     by_row = leaves[torch.argsort(leaf_row[leaves], stable=True)]
@@ -124,9 +115,11 @@ def check_labels(
     is_leaf = torch.ones_like(parent, dtype=torch.bool)
     is_leaf[parent[parent >= 0]] = False
 
-    def refuse(node: int | None, argument: str, got: Tensor, takes: str) -> None:
+    def refuse(node: int | None, argument: str, got: Tensor, expected: str) -> None:
         if node is not None:
-            raise ValueError(f"{argument}: node {node} has {got[node].tolist()}, takes {takes}")
+            raise ValueError(
+                f"{argument} of node {node} must be {expected}, got {got[node].tolist()}"
+            )
 
     refuse(first(is_leaf & (domain != -1)), "domain", domain, "-1, because it is a leaf")
     refuse(
@@ -159,9 +152,9 @@ def check_labels(
     refuse(first(~is_leaf & (modality != -1)), "modality", modality, "-1, because it has children")
     for argument, names in (("key_names", key_names), ("modality_names", modality_names)):
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"{argument}: got {names!r}, takes a tuple of str")
+            raise TypeError(f"{argument} must be a tuple of str, got {names!r}")
         if len(set(names)) != len(names):
-            raise ValueError(f"{argument}: got a name twice in {names!r}")
+            raise ValueError(f"{argument} must be unique, got {names!r}")
 
 
 def encode(
@@ -184,7 +177,9 @@ def encode(
         return torch.where(cast(Tensor, where), index, -1), known
     if not isinstance(values, Tensor) and all(v is None or isinstance(v, str) for v in values):
         if len(values) != parent.numel():
-            raise ValueError(f"{argument}: got {len(values)} names for {parent.numel()} nodes")
+            raise ValueError(
+                f"{argument} must have a name for each of {parent.numel()} nodes, got {len(values)}"
+            )
         if known is None:
             known = tuple(dict.fromkeys(v for v in values if v is not None))
         numbers = {name: index for index, name in enumerate(known)}
@@ -196,11 +191,11 @@ def encode(
             known,
         )
     if known is None:
-        raise ValueError(f"{argument}: got indices without the names that they index")
+        raise ValueError(f"{argument} must be names, got indices without the names they index")
     return per_node(values, argument, parent), known
 
 
 def _index_of(name: str, names: tuple[str, ...], argument: str, node: str) -> int:
     if name not in names:
-        raise ValueError(f"{argument}: {node} has {name!r}, takes one of {', '.join(names)}")
+        raise ValueError(f"{argument} of {node} must be one of {', '.join(names)}, got {name!r}")
     return names.index(name)

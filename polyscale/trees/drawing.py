@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from polyscale._extras import require
+from polyscale.checks import check_integer
 from polyscale.trees.outline import Labels, label_of_row
 from polyscale.trees.tree import SignalTree
 
@@ -28,13 +29,12 @@ def draw(
     max_nodes: int,
 ) -> Any:
     """See `SignalTree.draw`."""
-    if max_nodes < 1:
-        raise ValueError(f"max_nodes: got {max_nodes}, takes a whole number >= 1")
+    max_nodes = check_integer("max_nodes", max_nodes, least=1)
     path = Path(path_or_ax) if isinstance(path_or_ax, (str, os.PathLike)) else None
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"path_or_ax: got {str(path)!r}, takes .png, .svg or .pdf")
+        raise ValueError(f"path_or_ax must end in .png, .svg or .pdf, got {str(path)!r}")
     if path is None and path_or_ax is not None and not hasattr(path_or_ax, "scatter"):
-        raise TypeError(f"path_or_ax: got {type(path_or_ax).__name__}, takes a path or an Axes")
+        raise TypeError(f"path_or_ax must be a path or an Axes, got {type(path_or_ax).__name__}")
     name = label_of_row(labels, tree.num_rows) if labels is not None else str
 
     levels = _levels_shown(tree, max_nodes)

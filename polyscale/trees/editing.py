@@ -29,10 +29,12 @@ def batch(trees: Sequence[SignalTree]) -> SignalTree:
     """See `SignalTree.batch`."""
     trees = list(trees)
     if not trees:
-        raise ValueError("trees: got none, takes at least one SignalTree")
+        raise ValueError("trees must hold at least one SignalTree, got none")
     for place, tree in enumerate(trees):
         if not isinstance(tree, SignalTree):
-            raise TypeError(f"trees: got {type(tree).__name__} at {place}, takes SignalTrees")
+            raise TypeError(
+                f"trees must be SignalTrees, got {type(tree).__name__} as number {place}"
+            )
         if tree.device != trees[0].device:
             raise ValueError(
                 f"trees: tree {place} is on {tree.device}, the first on {trees[0].device}"
@@ -113,8 +115,8 @@ def prune(tree: SignalTree, keep: Tensor) -> SignalTree:
             f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
         )
         raise ValueError(
-            f"keep: got {got}, takes a bool tensor [{tree.num_rows}], True for the rows that stay "
-            "(attention_mask.bool())"
+            f"keep must be a bool tensor [{tree.num_rows}], True for rows that stay, got {got}; "
+            "of an attention mask, pass attention_mask.bool()"
         )
     kept = keep.to(tree.device)[tree.leaf_row[tree.leaf_order]]  # [num_leaves]
     before = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from polyscale.checks import check_integer
 from polyscale.trees.tree import SignalTree
 
 Labels = Sequence[str] | Callable[[int], str] | None
@@ -14,7 +15,9 @@ def label_of_row(labels: Labels, num_rows: int) -> Callable[[int], str]:
     if callable(labels):
         return lambda row: _on_one_line(labels(row))
     if len(labels) != num_rows:
-        raise ValueError(f"labels: got {len(labels)} for {num_rows} rows")
+        raise ValueError(
+            f"labels must have one name for each of {num_rows} rows, got {len(labels)}"
+        )
     return lambda row: _on_one_line(labels[row])
 
 
@@ -25,8 +28,7 @@ def _on_one_line(label: object) -> str:
 
 def outline(tree: SignalTree, max_nodes: int, labels: Labels) -> str:
     """See `SignalTree.outline`."""
-    if max_nodes < 1:
-        raise ValueError(f"max_nodes: got {max_nodes}, takes a whole number >= 1")
+    max_nodes = check_integer("max_nodes", max_nodes, least=1)
     name = label_of_row(labels, tree.num_rows)
     lines: list[str] = []
     # Each entry is a family still being listed: next node, its end, the indentation before it.

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyscale.checks import check_integer
 from polyscale.trees import checks
 from polyscale.trees.assembly import assemble
 from polyscale.trees.structure import breadth_first_order, index_in_family, renumber
@@ -25,20 +26,22 @@ def from_parents(
     modality_names: Sequence[str] | None,
 ) -> SignalTree:
     """See `SignalTree.from_parents`."""
-    parent = checks.whole_numbers(parents, "parent")
+    parent = checks.integers(parents, "parent")
     checks.check_parents(parent)
     order = breadth_first_order(parent)
     is_leaf = torch.ones_like(parent, dtype=torch.bool)
     is_leaf[parent[parent >= 0]] = False
     if num_rows is not None:
-        checks.count(num_rows, "num_rows", 1)
+        num_rows = check_integer("num_rows", num_rows, least=1)
     if rows is not None:
         leaf_row = checks.per_node(rows, "rows", parent)
         if num_rows is None:
             num_rows = int(leaf_row.max()) + 1
         checks.check_rows(parent, leaf_row, num_rows)
     elif num_rows is not None and num_rows < int(is_leaf.sum()):
-        raise ValueError(f"num_rows: got {num_rows} for {int(is_leaf.sum())} leaves")
+        raise ValueError(
+            f"num_rows must be at least the {int(is_leaf.sum())} leaves, got {num_rows}"
+        )
 
     domain = checks.encode(
         "sequence" if domains is None else domains, "domains", checks.DOMAINS, parent, ~is_leaf
@@ -70,13 +73,13 @@ def from_parents(
 def _positions(positions: Any, parent: Tensor, domain: Tensor, order: Tensor) -> Tensor:
     above = torch.where(parent >= 0, domain[parent.clamp(min=0)], -1)  # [M]
     if positions is not None:
-        given = checks.whole_numbers(positions, "positions", parent.device)
+        given = checks.integers(positions, "positions", parent.device)
         if given.shape == parent.shape:
             return torch.stack([given, torch.zeros_like(given)], dim=1)
         if given.shape != (parent.numel(), 2):
             raise ValueError(
-                f"positions: got shape {list(given.shape)}, takes [{parent.numel()}] or "
-                f"[{parent.numel()}, 2]"
+                f"positions must have shape [{parent.numel()}] or [{parent.numel()}, 2], "
+                f"got {list(given.shape)}"
             )
         return given
     node = checks.first(above == checks.GRID2D)

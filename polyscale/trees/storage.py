@@ -78,7 +78,9 @@ def load(path: str | os.PathLike[str]) -> SignalTree:
 
 def _check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"path: got {str(path)!r}, takes a name ending in {' or '.join(SUFFIXES)}")
+        raise ValueError(
+            f"path must be a name ending in {' or '.join(SUFFIXES)}, got {str(path)!r}"
+        )
 
 
 def _read_json(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -103,7 +105,7 @@ def _read_json(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _pair(value: Any) -> list[Any]:
     if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"position holds {value!r}, takes pairs")
+        raise ValueError(f"position must hold pairs, got {value!r}")
     return value
 
 
@@ -123,7 +125,7 @@ def _read_safetensors(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if name not in tensors:
             raise ValueError(f"{name} is missing")
         if tensors[name].dtype != torch.int64:
-            raise ValueError(f"{name} has dtype {tensors[name].dtype}, takes int64")
+            raise ValueError(f"{name} must have dtype int64, got {tensors[name].dtype}")
     return header, tensors
 
 
@@ -137,14 +139,14 @@ def _check_header(header: Any) -> None:
         if not isinstance(values, list) or any(type(value) is not kind for value in values):
             raise ValueError(f"{name} is missing, or not a list of {kind.__name__}")
     if len(header["tree_rows"]) < 2:
-        raise ValueError("tree_rows takes two or more numbers")
+        raise ValueError("tree_rows must have two or more numbers")
 
 
 def _check_rows(rows: int, data: bytes) -> None:
     most = max(HARMLESS_ROWS, ROWS_PER_BYTE * len(data))
     if not 0 < rows <= most:
         raise ValueError(
-            f"tree_rows ends at {rows:,}, takes 1..{most:,} in a file of {len(data):,} bytes "
+            f"tree_rows must end at 1 to {most:,} in a file of {len(data):,} bytes, got {rows:,} "
             f"({ROWS_PER_BYTE} for each, or {HARMLESS_ROWS:,}): too many rows without a leaf"
         )
 
@@ -155,7 +157,9 @@ def _restore(header: dict[str, Any], tensors: dict[str, Tensor]) -> SignalTree:
     for name in TENSORS:
         shape = (nodes, 2) if name == "position" else (nodes,)
         if tensors[name].shape != shape:
-            raise ValueError(f"{name} has shape {list(tensors[name].shape)}, takes {list(shape)}")
+            raise ValueError(
+                f"{name} must have shape {list(shape)}, got {list(tensors[name].shape)}"
+            )
     tree_rows = tuple(header["tree_rows"])
     check_parents(parent, len(tree_rows) - 1)
     if (parent[1:] < parent[:-1]).any():

@@ -38,7 +38,7 @@ def _describe_cycle(parent: Tensor, start: int) -> str:
     shown = " -> ".join(str(node) for node in path)
     return (
         f"parent: node {start} is its own ancestor "
-        f"(cycle {shown}{'' if path[-1] == start else ' -> ...'}); a tree takes no cycles"
+        f"(cycle {shown}{'' if path[-1] == start else ' -> ...'}); a tree has no cycles"
     )
 
 

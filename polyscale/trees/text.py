@@ -24,10 +24,10 @@ def from_text(
 ) -> SignalTree:
     """See `SignalTree.from_text`."""
     if not isinstance(text, str):
-        raise TypeError(f"text: got {type(text).__name__}, takes str")
+        raise TypeError(f"text must be str, got {type(text).__name__}")
     if encoding is None:
         if tokenizer is None:
-            raise TypeError("tokenizer: got None; takes a tokenizer, or give an encoding")
+            raise TypeError("tokenizer must be given unless there is an encoding, got None")
         spans, special, live = _tokenize(text, tokenizer)
     else:
         spans, special, live = _read_encoding(encoding)
@@ -40,7 +40,7 @@ def from_text(
         )
     rows = live.nonzero().flatten()  # [tokens in the tree]
     if not rows.numel():
-        raise ValueError("text: its encoding has no tokens, so 0 leaves; takes at least one")
+        raise ValueError("text must have at least one token, got none in its encoding")
     starts, paragraph_of_sentence = _sentences(text, split or split_sentences)
     first_character = _skip_space(text, spans[rows])
     sentence = (torch.searchsorted(starts, first_character, right=True) - 1).clamp(min=0)
@@ -103,8 +103,8 @@ def _sentences(text: str, split: SplitSentences) -> tuple[Tensor, Tensor]:
             start = span[0]
             if not previous < start <= end - begin:
                 raise ValueError(
-                    f"split_sentences: got a sentence at {start} after one at {previous} in a "
-                    f"paragraph of {end - begin} characters; takes (start, end) spans in order"
+                    "split_sentences must return (start, end) spans in order, got a sentence at "
+                    f"{start} after one at {previous} in a paragraph of {end - begin} characters"
                 )
             # What comes before the first sentence, spaces as a rule, belongs to it.
             starts.append(begin + (start if previous >= 0 else 0))
@@ -135,7 +135,7 @@ def _tokenize(text: str, tokenizer: Any) -> tuple[Tensor, Tensor, Tensor]:
     if tokens is None or [ord(token) if len(token) == 1 else -1 for token in tokens] != list(data):
         raise ValueError(
             f"tokenizer: {name} gives no offsets and its tokens are not the bytes of the text, so "
-            "they cannot be aligned; takes a fast tokenizer, a bytewise one, or an encoding"
+            "they cannot be aligned; pass a fast tokenizer, a bytewise one, or an encoding"
         )
     ids = tokenizer(text)["input_ids"]
     special = torch.tensor(
@@ -157,25 +157,26 @@ def _read_encoding(encoding: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return offsets [T, 2], which tokens are special, and which are not padding."""
     parts = getattr(encoding, "encodings", None)
     if parts and len(parts) != 1:
-        raise ValueError(f"encoding: got {len(parts)} texts, takes one (give encoding[i])")
+        raise ValueError(f"encoding must be of one text, got {len(parts)}; pass encoding[i]")
     source = parts[0] if parts else encoding
     if hasattr(source, "offsets"):
         offsets, sequences = source.offsets, source.sequence_ids
         mask, attention = source.special_tokens_mask, source.attention_mask
         if any(number not in (None, 0) for number in sequences):
-            raise ValueError("encoding: got a pair of texts, takes the encoding of one text")
+            raise ValueError("encoding must be of one text, got a pair of texts")
     elif isinstance(source, Mapping) or hasattr(source, "keys"):
         if "offset_mapping" not in source:
             raise ValueError(
-                f"encoding: got {', '.join(source.keys()) or 'nothing'}, takes offset_mapping too "
-                "(tokenizer(text, return_offsets_mapping=True))"
+                "encoding must have offset_mapping, got "
+                f"{', '.join(source.keys()) or 'nothing'}; call "
+                "tokenizer(text, return_offsets_mapping=True)"
             )
         offsets, mask = source["offset_mapping"], source.get("special_tokens_mask")
         attention = source.get("attention_mask")
     else:
         raise TypeError(
-            f"encoding: got {type(encoding).__name__}, takes what a fast tokenizer returns, or a "
-            "dict with offset_mapping"
+            "encoding must be what a fast tokenizer returns, or a dict with offset_mapping, "
+            f"got {type(encoding).__name__}"
         )
     spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
     empty = (spans == 0).all(1)
@@ -184,7 +185,9 @@ def _read_encoding(encoding: Any) -> tuple[Tensor, Tensor, Tensor]:
     if hasattr(encoding, "keys") and "input_ids" in encoding:
         ids = torch.as_tensor(encoding["input_ids"]).numel()
         if ids != len(spans):  # padded by hand, after the offsets were made
-            raise ValueError(f"encoding: got {ids} input_ids and {len(spans)} offsets")
+            raise ValueError(
+                f"encoding must have an offset for each of {ids} input_ids, got {len(spans)}"
+            )
     return spans, special, live
 
 
@@ -193,5 +196,7 @@ def _mask(values: Any, name: str, default: Tensor) -> Tensor:
         return default
     mask = torch.as_tensor(values).flatten().bool()
     if mask.shape != default.shape:
-        raise ValueError(f"encoding: got {len(mask)} values of {name} for {len(default)} offsets")
+        raise ValueError(
+            f"{name} of encoding must have {len(default)} values, as its offsets, got {len(mask)}"
+        )
     return mask

@@ -32,13 +32,13 @@ def validate(tree: SignalTree) -> None:
     leaves = derived["leaf_order"]
     if tree.leaf_order.shape != leaves.shape:
         raise ValueError(
-            f"leaf_order: got {tree.num_leaves} leaves, the parents have {leaves.numel()}"
+            f"leaf_order must have {leaves.numel()} leaves, as parent has, got {tree.num_leaves}"
         )
     _same("leaf_order", "leaf", tree.leaf_order, leaves)
     counted = derived["depth_offsets"]
     if tree.depth_offsets != counted:
         raise ValueError(
-            f"depth_offsets: got {_shown(tree.depth_offsets)}, counted {_shown(counted)}"
+            f"depth_offsets must be {_shown(counted)}, got {_shown(tree.depth_offsets)}"
         )
     check_rows(tree.parent, tree.leaf_row, tree.num_rows)
     row_node = torch.full_like(tree.row_node, -1)
@@ -62,19 +62,19 @@ def _check_tensors(tree: SignalTree) -> None:
         tensor = getattr(tree, name)
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64:
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f"{name}: got {got}, takes an int64 tensor")
+            raise TypeError(f"{name} must be an int64 tensor, got {got}")
         if tensor.device != tree.parent.device:
             raise ValueError(f"{name}: is on {tensor.device}, parent on {tree.parent.device}")
         if name in PER_NODE and tensor.shape != (nodes,):
-            raise ValueError(f"{name}: got shape {list(tensor.shape)}, takes [{nodes}]")
+            raise ValueError(f"{name} must have shape [{nodes}], got {list(tensor.shape)}")
         if tensor.dim() != 1 and name != "position":
-            raise ValueError(f"{name}: got shape {list(tensor.shape)}, takes one dimension")
+            raise ValueError(f"{name} must have one dimension, got shape {list(tensor.shape)}")
     if tree.position.shape != (nodes, 2):
-        raise ValueError(f"position: got shape {list(tree.position.shape)}, takes [{nodes}, 2]")
+        raise ValueError(f"position must have shape [{nodes}, 2], got {list(tree.position.shape)}")
     for name in ("tree_rows", "depth_offsets"):
         value = getattr(tree, name)
         if not isinstance(value, tuple) or len(value) < 2 or {type(v) for v in value} != {int}:
-            raise TypeError(f"{name}: got {_shown(value)}, takes a tuple of two or more int")
+            raise TypeError(f"{name} must be a tuple of two or more int, got {_shown(value)}")
 
 
 def _check_numbering(tree: SignalTree) -> None:
@@ -97,7 +97,7 @@ def _check_tree_rows(tree: SignalTree) -> None:
     bounds = torch.tensor(tree.tree_rows, device=tree.device)
     if tree.tree_rows[0] != 0 or tree.tree_rows[-1] != tree.num_rows:
         raise ValueError(
-            f"tree_rows: got {_shown(tree.tree_rows)}, takes 0 first and {tree.num_rows} last"
+            f"tree_rows must go from 0 to {tree.num_rows}, got {_shown(tree.tree_rows)}"
         )
     number = first(bounds[1:] <= bounds[:-1])
     if number is not None:

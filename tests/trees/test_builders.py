@@ -100,7 +100,7 @@ def test_a_list_inside_itself_is_refused_but_one_used_twice_is_not() -> None:
 
 
 def test_keys_that_are_no_strings_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"nested\['a'\]: got key 3, takes str keys"):
+    with pytest.raises(TypeError, match=r"keys of nested\['a'\] must be str, got 3"):
         SignalTree.from_nested({"a": {3: 4}})
 
 
@@ -146,11 +146,11 @@ def test_a_million_leaves_take_under_a_second() -> None:
 @pytest.mark.parametrize(
     ("n", "windows", "kind", "reason"),
     [
-        (0, (2,), ValueError, "n: got 0, takes a whole number >= 1"),
-        (5.0, (2,), TypeError, "n: got 5.0"),
-        (True, (2,), TypeError, "n: got True"),
-        (5, (2, 1), ValueError, r"windows\[1\]: got 1, takes a whole number >= 2"),
-        (5, (2, 2.5), TypeError, r"windows\[1\]: got 2.5"),
+        (0, (2,), ValueError, "n must be an integer of at least 1, got 0"),
+        (5.0, (2,), TypeError, r"n must be an integer of at least 1, got 5.0"),
+        (True, (2,), TypeError, "n must be an integer of at least 1, got True"),
+        (5, (2, 1), ValueError, r"windows\[1\] must be an integer of at least 2, got 1"),
+        (5, (2, 2.5), TypeError, r"windows\[1\] must be an integer of at least 2, got 2.5"),
     ],
 )
 def test_windows_that_group_nothing_are_refused(
@@ -205,13 +205,13 @@ def test_images_also_come_as_rows_or_flat() -> None:
 
 
 def test_images_of_no_size_and_unknown_layouts_are_refused() -> None:
-    with pytest.raises(ValueError, match="height: got 0"):
+    with pytest.raises(ValueError, match=r"height must be .*, got 0"):
         SignalTree.from_image(0, 4, 2)
-    with pytest.raises(ValueError, match="patch: got 0"):
+    with pytest.raises(ValueError, match=r"patch must be .*, got 0"):
         SignalTree.from_image(4, 4, 0)
-    with pytest.raises(ValueError, match="layout: got 'spiral', takes quadtree, rows or flat"):
+    with pytest.raises(ValueError, match="layout must be quadtree, rows or flat, got 'spiral'"):
         SignalTree.from_image(4, 4, 2, layout="spiral")
-    with pytest.raises(ValueError, match=r"patch: got \(1, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"patch must be .*, got \(1, 2, 3\)"):
         SignalTree.from_image(4, 4, (1, 2, 3))
 
 
@@ -252,13 +252,16 @@ def test_a_linkage_as_deep_as_it_is_long_is_quick() -> None:
 @pytest.mark.parametrize(
     ("linkage", "reason"),
     [
-        ([[0, 1, 0.5]], r"linkage: got shape \[1, 3\]"),
-        ([[0, 2, 0.5, 2]], r"linkage: row 0 \(node 2\) joins \[0.0, 2.0\], takes whole numbers"),
-        ([[0, -1, 0.5, 2]], "linkage: row 0"),
-        ([[0, 0.5, 0.5, 2]], "linkage: row 0"),
-        ([[0, float("nan"), 0.5, 2]], "linkage: row 0"),
-        ([[0, 1, 0.5, 2], [0, 2, 0.6, 3]], "linkage: node 0 is joined twice"),
-        ([[0, 1, 0.5, 2], [2, 3, 0.6, 4]], r"row 1 \(node 4\) counts 4 leaves, its merges give 3"),
+        ([[0, 1, 0.5]], r"linkage must have shape \[n - 1, 4\], got \[1, 3\]"),
+        ([[0, 2, 0.5, 2]], r"row 0 of linkage \(node 2\) must join .* 0 to 1, got \[0.0, 2.0\]"),
+        ([[0, -1, 0.5, 2]], "row 0 of linkage"),
+        ([[0, 0.5, 0.5, 2]], "row 0 of linkage"),
+        ([[0, float("nan"), 0.5, 2]], "row 0 of linkage"),
+        ([[0, 1, 0.5, 2], [0, 2, 0.6, 3]], "linkage joins node 0 twice"),
+        (
+            [[0, 1, 0.5, 2], [2, 3, 0.6, 4]],
+            r"row 1 of linkage \(node 4\) must count 3 leaves, .* got 4",
+        ),
     ],
 )
 def test_a_matrix_that_is_no_linkage_is_refused_with_the_node(
@@ -269,9 +272,9 @@ def test_a_matrix_that_is_no_linkage_is_refused_with_the_node(
 
 
 def test_a_linkage_takes_only_domains_that_need_nothing_else() -> None:
-    with pytest.raises(ValueError, match="domain: got 'keyed'"):
+    with pytest.raises(ValueError, match=r"domain must be .*, got 'keyed'"):
         SignalTree.from_linkage([[0, 1, 0.5, 2]], domain="keyed")
-    with pytest.raises(TypeError, match="linkage: takes a matrix"):
+    with pytest.raises(TypeError, match="linkage must be a matrix"):
         SignalTree.from_linkage("matrix")
 
 
@@ -313,18 +316,18 @@ def test_several_records_are_a_batch() -> None:
 @pytest.mark.parametrize(
     ("records", "modalities", "kind", "reason"),
     [
-        ({}, None, ValueError, "records: got no fields, so 0 leaves"),
-        ([{"a": 1}, {}], None, ValueError, r"records\[1\]: got no fields"),
-        ({"a": 0}, None, ValueError, r"records\['a'\]: got 0"),
-        ({"a": "words"}, None, TypeError, r"records\['a'\]: got str, takes a number of rows"),
-        ({1: 2}, None, TypeError, "records: got field 1, takes str"),
-        ([1], None, TypeError, r"records\[0\]: got int, takes a dict"),
-        ([], None, TypeError, "records: got list"),
+        ({}, None, ValueError, "records must have at least one field, got an empty record"),
+        ([{"a": 1}, {}], None, ValueError, r"records\[1\] must have at least one field"),
+        ({"a": 0}, None, ValueError, r"records\['a'\] must be .*, got 0"),
+        ({"a": "words"}, None, TypeError, r"records\['a'\] must be a number of rows, .*, got str"),
+        ({1: 2}, None, TypeError, "names of the fields of records must be str, got 1"),
+        ([1], None, TypeError, r"records\[0\] must be a dict, got int"),
+        ([], None, TypeError, "records must be a dict or a list of dicts, got list"),
         (
             {"a": SignalTree.batch([SignalTree.from_windows(1)] * 2)},
             None,
             ValueError,
-            r"records\['a'\]: got a batch of 2 trees",
+            r"records\['a'\] must be one tree, got a batch of 2 trees",
         ),
         (
             {"a": SignalTree.from_windows(2, modality="x")},

@@ -103,22 +103,22 @@ def changed(path: Path, **changes: object) -> None:
         ({"parent": [-1, 0, 0.0]}, "parent is not a list of whole numbers"),
         ({"parent": [-1, 0, True]}, "parent is not a list of whole numbers"),
         ({"parent": [-1, 0, 2**70]}, "parent is not a list of whole numbers"),
-        ({"parent": [-1, 0, 5]}, "node 2 is an orphan"),
+        ({"parent": [-1, 0, 5]}, "parent of node 2 must be"),
         ({"parent": [-1, 2, 1]}, "node 1 is its own ancestor"),
         ({"parent": [-1, -1, 0]}, "2 roots"),
         ({"parent": [1, -1, 1]}, "parent is not breadth-first|roots"),
-        ({"parent": [-1, 0]}, "leaf_row has shape"),
+        ({"parent": [-1, 0]}, "leaf_row must have shape"),
         ({"leaf_row": [-1, 0, 0]}, "duplicate leaves: nodes 1 and 2"),
         ({"leaf_row": [-1, 0, -1]}, "node 2 has no children and carries no row"),
         ({"leaf_row": [-1, 0, 7]}, "outside the 2 rows"),
-        ({"position": [[0, 0], [0], [0, 0]]}, "position holds"),
-        ({"position": [0, 0, 0]}, "position holds 0"),
-        ({"domain": [9, -1, -1]}, "domain: node 0 has 9"),
-        ({"modality": [-1, 0, 4]}, "modality: node 2 has 4"),
+        ({"position": [[0, 0], [0], [0, 0]]}, "position must hold"),
+        ({"position": [0, 0, 0]}, "position must hold pairs, got 0"),
+        ({"domain": [9, -1, -1]}, r"domain of node 0 must be .* got 9"),
+        ({"modality": [-1, 0, 4]}, r"modality of node 2 must be .* got 4"),
         ({"modality_names": [3]}, "modality_names is missing, or not a list of str"),
-        ({"tree_rows": [0]}, "tree_rows takes two or more"),
-        ({"tree_rows": [0, 2**50]}, "tree_rows ends at"),
-        ({"tree_rows": [1, 2]}, "tree_rows: got"),
+        ({"tree_rows": [0]}, "tree_rows must have two or more"),
+        ({"tree_rows": [0, 2**50]}, "tree_rows must end at"),
+        ({"tree_rows": [1, 2]}, "tree_rows must"),
     ],
 )
 def test_a_file_that_holds_no_tree_is_refused_with_the_reason(
@@ -149,7 +149,7 @@ def test_safetensors_of_something_else_are_refused(tmp_path: Path) -> None:
     size = int.from_bytes(path.read_bytes()[:8], "little")
     metadata = json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]
     path.write_bytes(save({**tensors, "key": tensors["key"].float()}, metadata))
-    with pytest.raises(ValueError, match=r"key has dtype torch\.float32"):
+    with pytest.raises(ValueError, match=r"key must have dtype int64, got torch\.float32"):
         SignalTree.load(path)
     path.write_bytes(save({"parent": tensors["parent"]}, metadata))
     with pytest.raises(ValueError, match="leaf_row is missing"):
@@ -157,9 +157,9 @@ def test_safetensors_of_something_else_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_suffixes_and_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"path: got .*tree\.pickle.* takes a name ending in"):
+    with pytest.raises(ValueError, match=r"path must be a name ending in .*, got .*tree\.pickle"):
         SignalTree.from_windows(2).save(tmp_path / "tree.pickle")
-    with pytest.raises(ValueError, match="takes a name ending in"):
+    with pytest.raises(ValueError, match="must be a name ending in"):
         SignalTree.load(tmp_path / "tree.pt")
     with pytest.raises(FileNotFoundError):
         SignalTree.load(tmp_path / "tree.json")
@@ -173,7 +173,9 @@ def test_rows_of_padding_are_limited_by_the_size_of_the_file(tmp_path: Path, suf
     def padded(rows: int) -> SignalTree:
         return replace(small, tree_rows=(0, rows), row_node=torch.zeros(1).expand(rows))
 
-    with pytest.raises(ValueError, match=r"tree_rows ends at 268,435,456, takes 1\.\.1,048,576 in"):
+    with pytest.raises(
+        ValueError, match=r"tree_rows must end at 1 to 1,048,576 in .* got 268,435,456"
+    ):
         padded(2**28).save(path)
     assert not path.exists()
     padded(2**20).save(path)
@@ -187,7 +189,7 @@ def test_a_small_file_that_declares_many_rows_is_refused_before_they_are_made(
     SignalTree.from_windows(2).save(path)
     changed(path, tree_rows=[0, 2**28])
     monkeypatch.setattr("polyscale.trees.storage.assemble", lambda *_, **__: pytest.fail("made"))
-    with pytest.raises(ValueError, match=r"tree_rows ends at 268,435,456.* \d+ bytes"):
+    with pytest.raises(ValueError, match=r"tree_rows must end .* \d+ bytes, got 268,435,456"):
         SignalTree.load(path)
 
 
@@ -203,5 +205,5 @@ def test_a_large_file_may_declare_as_many_rows_as_fit_it(
     changed(path, tree_rows=[0, most])
     assert SignalTree.load(path).num_rows == most
     changed(path, tree_rows=[0, most + 1])
-    with pytest.raises(ValueError, match=f"takes 1..{most:,} in a file of {size:,} bytes"):
+    with pytest.raises(ValueError, match=f"must end at 1 to {most:,} in a file of {size:,} bytes"):
         SignalTree.load(path)

@@ -97,9 +97,9 @@ def test_outlines_of_batches_show_every_tree_and_labels_may_be_computed() -> Non
 
 
 def test_outlines_refuse_labels_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="labels: got 1 for 2 rows"):
+    with pytest.raises(ValueError, match="labels must have one name for each of 2 rows, got 1"):
         SignalTree.from_windows(2).outline(labels=["one"])
-    with pytest.raises(ValueError, match="max_nodes: got 0"):
+    with pytest.raises(ValueError, match=r"max_nodes must be .*, got 0"):
         SignalTree.from_windows(2).outline(max_nodes=0)
 
 
@@ -139,11 +139,13 @@ def test_any_tree_can_be_drawn(tree: SignalTree) -> None:
 
 def test_drawing_refuses_what_it_cannot_draw_on() -> None:
     tree = SignalTree.from_windows(2)
-    with pytest.raises(ValueError, match=r"path_or_ax: got 'tree.txt', takes .png, .svg or .pdf"):
+    with pytest.raises(
+        ValueError, match=r"path_or_ax must end in .png, .svg or .pdf, got 'tree.txt'"
+    ):
         tree.draw("tree.txt")
-    with pytest.raises(TypeError, match="path_or_ax: got int"):
+    with pytest.raises(TypeError, match=r"path_or_ax must be .*, got int"):
         tree.draw(3)
-    with pytest.raises(ValueError, match="max_nodes: got 0"):
+    with pytest.raises(ValueError, match=r"max_nodes must be .*, got 0"):
         tree.draw(max_nodes=0)
 
 
