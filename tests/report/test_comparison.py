@@ -311,10 +311,11 @@ def test_a_full_disk_leaves_the_files_of_before_whole(tmp_path):
     assert contents(tmp_path) != before
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
+def test_what_a_process_killed_long_ago_left_is_removed_by_the_next_one(tmp_path):
     left = tmp_path / ".unfinished-report-killed"
     left.mkdir()
     (left / "report.html").write_text("half")
+    os.utime(left, (0, 0))
     compare([make_result("standard")]).write(tmp_path)
     assert not left.exists()
 

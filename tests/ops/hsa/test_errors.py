@@ -85,9 +85,9 @@ def test_a_width_of_zero_is_refused() -> None:
 
 
 def test_a_tree_on_another_device_is_refused() -> None:
-    query = torch.ones(1, 2, 3, 4, device="meta")
-    with pytest.raises(ValueError, match=r"tree: is on cpu, query is on meta; move it with"):
-        hsa_attention(query, query, query, TREE)
+    query = ones(1, 2, 3, 4)
+    with pytest.raises(ValueError, match=r"tree: is on meta, query is on cpu; move it with"):
+        hsa_attention(query, query, query, TREE.to("meta"))
 
 
 def test_the_matrix_names_its_own_arguments() -> None:
