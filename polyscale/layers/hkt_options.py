@@ -109,9 +109,7 @@ def check_input(
         raise ValueError(f"lengths must have shape [B] = [{x.shape[0]}], got {list(lengths.shape)}")
 
 
-def check_cache(
-    causal: bool, cu_seqlens: Tensor | None, return_details: bool, impl: str
-) -> None:
+def check_cache(causal: bool, cu_seqlens: Tensor | None, return_details: bool, impl: str) -> None:
     """Raise where a cache would be wrong, or of no use."""
     check_decodes(impl)
     if not causal:

@@ -110,7 +110,9 @@ def _decode_by_sdpa(
     """One call of `scaled_dot_product_attention`; here coarse keys are repeated."""
     length, value_width = value.shape[-2:]
     weights = level_weights.expand(value.shape[1], -1)[..., None, None]  # [H, L, 1, 1]
-    query = torch.cat([(weights[:, level] * q).to(q.dtype) for level, q in enumerate(queries)], dim=-1)
+    query = torch.cat(
+        [(weights[:, level] * q).to(q.dtype) for level, q in enumerate(queries)], dim=-1
+    )
     key = torch.cat([_upsample(k, level, length) for level, k in enumerate(keys)], dim=-1)
     width = max(query.shape[-1], value_width)
     query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))

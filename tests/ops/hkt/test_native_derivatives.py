@@ -38,7 +38,12 @@ MASK = torch.arange(21) >= torch.tensor([[21], [5]])
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": False}, {"key_padding_mask": MASK}, {"cu_seqlens": torch.tensor([0, 8, 11, 21])}],
+    [
+        {},
+        {"causal": False},
+        {"key_padding_mask": MASK},
+        {"cu_seqlens": torch.tensor([0, 8, 11, 21])},
+    ],
     ids=["causal", "all", "padded", "packed"],
 )
 def test_gradients_of_gradients_are_those_of_the_reference(options):
@@ -81,7 +86,11 @@ def test_gradients_of_the_gradients_of_projections(levels, packed):
     if packed:
         layout = PackedLayout.from_cu_seqlens(torch.tensor([0, 8, 21]), levels)
         sizes = [bounds[-1] for bounds in layout.boundaries]
-    inputs = [torch.randn(1, sizes[0], 24), torch.randn(1, sum(sizes[1:]), 16), torch.rand(2, levels)]
+    inputs = [
+        torch.randn(1, sizes[0], 24),
+        torch.randn(1, sum(sizes[1:]), 16),
+        torch.rand(2, levels),
+    ]
     inputs = [x.requires_grad_() for x in inputs]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     if levels == 1:
@@ -99,7 +108,10 @@ def test_gradients_of_the_gradients_of_projections(levels, packed):
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_gradients_of_the_gradients_of_downsampling(width):
-    inputs = [torch.randn(2, 11, 4, requires_grad=True), torch.randn(2, width, 4, requires_grad=True)]
+    inputs = [
+        torch.randn(2, 11, 4, requires_grad=True),
+        torch.randn(2, width, 4, requires_grad=True),
+    ]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     assert torch.autograd.gradcheck(downsample._downsample_plainly, exact)
     assert torch.autograd.gradgradcheck(downsample._downsample_plainly, exact)
@@ -167,7 +179,7 @@ def test_tangents_reach_the_output_of_compiled_code():
 def test_tangents_within_a_backward_pass_are_refused():
     case = random_case(9, 2, dtype=torch.float32)
     output = ps.hkt_attention(*case, impl="native")
-    fine, coarse = downsample.downsample(torch.randn(1, 8, 4), torch.rand(1, 2, 4).requires_grad_())
+    _, coarse = downsample.downsample(torch.randn(1, 8, 4), torch.rand(1, 2, 4).requires_grad_())
     with forward_ad.dual_level():
         for made, one in ((output, case[2]), (coarse, None)):
             ones = forward_ad.make_dual(torch.ones_like(made), torch.ones_like(made))

@@ -173,7 +173,7 @@ def test_sdpa_decodes_what_the_definition_says(relative):
 
 def test_triton_has_no_kernel_for_decoding():
     query, keys, value, weights, position = decode_case(5, 2, 1, 8, 8)
-    with pytest.raises(ValueError, match="got 'triton'.*no kernel"):
+    with pytest.raises(ValueError, match=r"got 'triton'.*no kernel"):
         hkt_decode(query, keys, value, weights, position=position, scale=0.3, impl="triton")
 
 
