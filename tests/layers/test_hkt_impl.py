@@ -7,8 +7,8 @@ import polyscale as ps
 from polyscale.layers import projections
 from polyscale.layers.hkt_cache import HKTCache
 from polyscale.ops.hkt import decode as decoding
-from polyscale.ops.hkt.native import library
 from polyscale.ops.hkt.native.build import why_not_built
+from polyscale.ops.native.entry import Entry
 
 NO_KERNEL = why_not_built()
 
@@ -19,7 +19,7 @@ def refuse(*_):
 
 @pytest.fixture
 def _nothing_native(monkeypatch):
-    monkeypatch.setattr(library, "_run", refuse)
+    monkeypatch.setattr(Entry, "run", refuse)
     monkeypatch.setattr(projections._Linear, "apply", refuse)
 
 

@@ -39,13 +39,15 @@ class NativeLibrary:
     """What a library is built from, and the loaded library once it is asked for.
 
     `headers` are the files that the sources include: a change of them makes another library.
-    `symbol` is the name of a function that the library has.
+    `symbol` is the name of a function that the library has, `include` the folder that includes
+    are relative to.
     """
 
     name: str
     units: tuple[Unit, ...]
     headers: tuple[Path, ...]
     symbol: str
+    include: Path | None = None
 
     def load(self) -> ctypes.CDLL:
         """The library, built if need be; `BuildError` says why there is none."""
@@ -127,9 +129,10 @@ class NativeLibrary:
         # Not in the cache but in the system's place for such: private, and cleared at a restart.
         with tempfile.TemporaryDirectory(prefix="polyscale-build-") as folder:
             objects = [str(Path(folder) / f"{number}.o") for number in range(len(self.units))]
+            include = () if self.include is None else ("-I", str(self.include))
             run_together(
                 [
-                    (*compiler, *unit.flags, "-c", str(unit.source), "-o", made)
+                    (*compiler, *unit.flags, *include, "-c", str(unit.source), "-o", made)
                     for unit, made in zip(self.units, objects, strict=True)
                 ]
             )

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 import polyscale as ps
-from polyscale.ops.hkt.native import library
 from polyscale.ops.hkt.native.build import why_not_built
 from polyscale.ops.hkt.native.op import _backward, _forward
 from tests.ops.hkt.cases import (
@@ -83,7 +82,7 @@ def test_many_blocks_of_queries_and_keys(causal):
 @pytest.mark.parametrize("length", [1, 5, 64, 257])
 @pytest.mark.parametrize("instructions", ["portable", "avx2"])  # the best are run everywhere else
 def test_lesser_instructions_give_the_same(instructions, length, levels, causal, monkeypatch):
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     case = random_case(length, levels, head_dim=40, value_dim=24, dtype=torch.float32)
     assert_native_equals_the_reference(case, causal=causal)
 

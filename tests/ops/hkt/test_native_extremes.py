@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import polyscale as ps
-from polyscale.ops.hkt.native import decode, library
+from polyscale.ops.hkt.native import decode
 from polyscale.ops.hkt.native.build import why_not_built
 from tests.ops.hkt.cases import (
     GRADIENTS,
@@ -82,7 +82,7 @@ def test_scores_between_minus_and_plus_ten_thousand(causal):
 @pytest.mark.parametrize("length", [1, 5, 150, 300])
 def test_huge_random_scores_are_as_exact_as_any(length, causal, instructions, monkeypatch):
     # Scores in float32 would be rounded by a thousandth, however they are summed.
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     for head_dim in (16, 13):
         case = random_case(length, 3, head_dim=head_dim, value_dim=16, dtype=torch.float32)
         case = ([(q * 1e4).detach().requires_grad_() for q in case[0]], *case[1:])
@@ -151,7 +151,7 @@ def test_what_one_key_leaves_of_the_attention_is_not_rounded_away(
     # A hundred weights of 1e-7 count together, though none of them does beside a weight of one.
     # Of the gradient of a level weight, a sum over all queries, a 300th is left with seed 1 and a
     # 500th with seed 13.
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     for seed, mean in itertools.product((0, 1, 13), (0.0, 1.0)):
         case = random_case(
             512, levels, batch=1, head_dim=16, value_dim=16, dtype=torch.float32, seed=seed
@@ -171,7 +171,7 @@ def test_neighbours_of_the_dominant_key_share_its_coarse_scores(
 ):
     # With little weight on level 0 they have nearly its attention. In the gradients of coarse
     # queries and keys they cancel, and what is left comes from all the others.
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     for seed in range(4):
         queries, keys, value, weights = random_case(
             500, levels, batch=1, head_dim=16, value_dim=16, dtype=torch.float32, seed=seed
@@ -209,7 +209,7 @@ def with_dominant_block(levels, gap, *, equal=False, seed=0):
 @pytest.mark.parametrize("levels", [2, 3, 5])
 def test_keys_of_one_block_share_nearly_all_the_attention(levels, instructions, monkeypatch):
     # None of them has half. From scores of 12 on, rounding of the coarse score itself shows.
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     for seed, gap in itertools.product(range(4), (2.0, 4.0, 6.0, 8.0)):
         case = with_dominant_block(levels, gap, seed=seed)
         for causal in (True, False):
@@ -220,7 +220,7 @@ def test_keys_of_one_block_share_nearly_all_the_attention(levels, instructions, 
 @pytest.mark.parametrize("levels", [2, 3, 5])
 def test_equal_keys_share_nearly_all_the_attention(levels, instructions, monkeypatch):
     # Each has the largest score; one of them stands for the block.
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     for seed, gap in itertools.product(range(3), (2.0, 4.0, 8.0, 12.0)):
         case = with_dominant_block(levels, gap, equal=True, seed=seed)
         for causal in (True, False):
@@ -246,7 +246,7 @@ def test_equal_keys_far_apart_share_nearly_all_the_attention(
 ):
     # So far that the kernel meets them in different tiles. The gradients of queries that see them
     # are a millionth of those of keys. Queries before the first of them see none.
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     case = with_equal_keys(levels, gap, [60, 300, 450])
     with torch.no_grad():
         for coarse in case[1][1:]:
@@ -259,7 +259,7 @@ def test_equal_keys_far_apart_share_nearly_all_the_attention(
 @pytest.mark.parametrize("levels", [1, 3])
 @pytest.mark.parametrize("count", [20, 100])
 def test_a_run_of_equal_keys_has_nearly_all_the_attention(count, levels, instructions, monkeypatch):
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     for seed, gap in itertools.product(range(3), (8.0, 12.0, 16.0, 20.0)):
         case = with_equal_keys(levels, gap, list(range(100, 100 + count)), seed)
         for causal in (True, False):
@@ -355,7 +355,7 @@ def test_a_dominant_key_in_bfloat16():
 
 @every_variant
 def test_decoding_with_huge_scores(instructions, monkeypatch):
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     case = random_case(700, 3, head_dim=24, dtype=torch.float32)
     queries, keys, value, weights = [q.detach() * 1e4 for q in case[0]], *case[1:]
     exact = ps.hkt_attention(
@@ -376,7 +376,7 @@ def test_decoding_with_huge_scores(instructions, monkeypatch):
 @every_variant
 @pytest.mark.parametrize("gap", [8.0, 15.0, 17.0, 20.0])
 def test_decoding_keeps_what_one_key_leaves_of_the_attention(gap, instructions, monkeypatch):
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     case = random_case(2048, 1, head_dim=16, value_dim=16, dtype=torch.float32)
     with_dominant_key(case, 128, gap)
     queries, keys, value, weights = (

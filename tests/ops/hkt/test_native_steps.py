@@ -8,7 +8,7 @@ from polyscale.layers.hierarchy import Hierarchy
 from polyscale.ops.hkt.api import attend, attend_projected
 from polyscale.ops.hkt.decode import hkt_decode
 from polyscale.ops.hkt.layout import PackedLayout, level_length
-from polyscale.ops.hkt.native import decode, downsample, library, projected, weight_gradient
+from polyscale.ops.hkt.native import decode, downsample, projected, weight_gradient
 from polyscale.ops.hkt.native.build import why_not_built
 
 NO_KERNEL = why_not_built()
@@ -69,7 +69,7 @@ def exact_decode(query, keys, value, weights, position):
 def test_decoding_is_its_definition(
     length, levels, queries, width, value_width, instructions, monkeypatch
 ):
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     case = decode_case(length, levels, queries, width, value_width)
     assert decode.why_not(*case[:4], None) is None
     actual = hkt_decode(*case[:4], position=case[4], scale=0.3)
@@ -208,7 +208,7 @@ def _one_thread_afterwards():
 def test_downsampling_and_its_gradients_are_those_of_the_filters(
     batch, length, channels, levels, width, mode, instructions, monkeypatch
 ):
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     ours = Hierarchy(channels, levels, mode, width)
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter)
@@ -284,7 +284,7 @@ def weight_gradient_case(rows, width, outputs):
 def test_the_gradient_of_a_weight_is_the_sum_over_all_inputs(
     rows, width, outputs, instructions, monkeypatch
 ):
-    monkeypatch.setattr(library, "instructions", instructions)
+    monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     inputs, grads = weight_gradient_case(rows, width, outputs)
     weight, bias = torch.zeros(outputs[0], width).double(), torch.zeros(outputs[0]).double()
     for x, grad in zip(inputs, grads, strict=True):

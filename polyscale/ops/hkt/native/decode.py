@@ -77,7 +77,7 @@ def decode(
     output = value.new_empty(batch, count, heads, value.shape[3]).transpose(1, 2)
     call = Call(queries, keys, value, weights, None, None, True, scale)
     call.problem.queries = count
-    call.problem.positions = call.numbers(position.contiguous())
+    call.problem.positions = call.address(position.contiguous())
     call.problem.output = call.write(output)
     call.problem.known_from = levels
     if kept is not None:
@@ -88,5 +88,5 @@ def decode(
             for level, scores in enumerate(kept.levels, start=1):
                 call.problem.kept[level] = call.write(scores)
         kept.known = count == 1
-    call.run("hkt_decode")
+    call.run("decode")
     return output

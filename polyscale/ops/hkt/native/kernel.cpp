@@ -1,9 +1,9 @@
 // The library's functions: they cut the work in tasks and run them on the threads that torch has
 // already.
-#include "decoding.h"
-#include "downsampling.h"
-#include "team.h"
-#include "weight_gradients.h"
+#include "threads/decode.h"
+#include "threads/downsample.h"
+#include "threads/sequences.h"
+#include "threads/weight_gradient.h"
 
 namespace {
 
@@ -232,67 +232,60 @@ void clear_padding(const Problem& p, const std::vector<Sequence>& all) {
 
 }  // namespace
 
-// 0: done, 1: out of memory.
+// Every function returns 0 when it is done and 1 when it is out of memory.
 extern "C" int hkt_forward(const Problem* problem) {
-    try {
+    return guarded([&] {
         const Problem& p = *problem;
         const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
         if (p.lengths) clear_padding(p, all);
-        return Forward(p, v, all, parts_for(p, all, v.query_block)).run() ? 0 : 1;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+        return Forward(p, v, all, parts_for(p, all, v.query_block)).run();
+    });
 }
 
 // Gradients are float32, whatever the inputs are.
 extern "C" int hkt_backward(const Problem* problem) {
-    try {
+    return guarded([&] {
         const Problem& p = *problem;
         const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
         Backward team(p, v, all, parts_for(p, all, v.query_block));
-        if (!team.run()) return 1;
+        if (!team.run()) return false;
         team.finish();
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+        return true;
+    });
 }
 
 // A few new queries against cached keys and values of `length` tokens; position[b][m] says up to
 // which of them a query sees.
 extern "C" int hkt_decode(const Problem* problem) {
-    try {
+    return guarded([&] {
         const Problem& p = *problem;
         const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
         Decode team(p, v, all, (p.length + v.decode_chunk - 1) / v.decode_chunk);
-        if (!team.run()) return 1;
+        if (!team.run()) return false;
         team.finish();
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+        return true;
+    });
 }
 
 extern "C" int hkt_downsample(const Downsample* problem) {
-    return Downsampling(*problem, variant(problem->variant), false).run() ? 0 : 1;
+    return guarded(
+        [&] { return Downsampling(*problem, variant(problem->variant), false).run(); });
 }
 
 extern "C" int hkt_downsample_backward(const Downsample* problem) {
-    try {
+    return guarded([&] {
         Downsampling team(*problem, variant(problem->variant), true);
-        if (!team.run()) return 1;
+        if (!team.run()) return false;
         team.finish();
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+        return true;
+    });
 }
 
 extern "C" int hkt_weight_gradient(const WeightGradient* problem) {
-    return WeightGradients(*problem, variant(problem->variant)).run() ? 0 : 1;
+    return guarded([&] { return WeightGradients(*problem, variant(problem->variant)).run(); });
 }
 
 // 0 portable, 1 AVX2, 2 AVX-512.

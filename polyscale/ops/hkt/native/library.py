@@ -2,31 +2,20 @@
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.native.build import load
+from polyscale.ops.hkt.native.build import LIBRARY
+from polyscale.ops.native.entry import Entry, TensorView, Views, threads
+from polyscale.ops.native.instructions import wanted_variant
 
 MAX_LEVELS = 5
-VARIANTS = ("portable", "avx2", "avx512")
-# The best instructions the processor has, unless a test names lesser ones.
-instructions: str | None = None
 
 _int64, _int32 = ctypes.c_int64, ctypes.c_int32
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("batch", _int64),
-        ("head", _int64),
-        ("row", _int64),
-    )
-
-
-_Levels = _Tensor * MAX_LEVELS
+_Levels = TensorView * MAX_LEVELS
 
 
 class _Problem(ctypes.Structure):
@@ -41,12 +30,12 @@ class _Problem(ctypes.Structure):
         ("grad_weights", ctypes.c_void_p),
         ("query", _Levels),
         ("key", _Levels),
-        ("value", _Tensor),
-        ("output", _Tensor),
+        ("value", TensorView),
+        ("output", TensorView),
         ("grad_query", _Levels),
         ("grad_key", _Levels),
-        ("grad_value", _Tensor),
-        ("grad_output", _Tensor),
+        ("grad_value", TensorView),
+        ("grad_output", TensorView),
         ("kept", _Levels),
         ("known_from", _int64),
         ("scale", ctypes.c_double),
@@ -81,35 +70,14 @@ class _WeightGradient(ctypes.Structure):
     )
 
 
-_STRUCTS = {
-    "problem": _Problem,
-    "downsample": _Downsample,
-    "weight_gradient": _WeightGradient,
-}
+_ENTRY = Entry(
+    LIBRARY,
+    {"problem": _Problem, "downsample": _Downsample, "weight_gradient": _WeightGradient},
+)
+best_instructions = _ENTRY.best_instructions
 
 
-@cache
-def _library() -> ctypes.CDLL:
-    """The library, once it is seen to describe its arguments as this file does."""
-    library = load()
-    for name, struct in _STRUCTS.items():
-        size = getattr(library, f"hkt_{name}_size")
-        size.restype = _int64
-        if size() != ctypes.sizeof(struct):
-            raise RuntimeError("library.py and problem.h differ: they must describe one struct")
-    return library
-
-
-def _variant() -> int:
-    return -1 if instructions is None else VARIANTS.index(instructions)
-
-
-def best_variant() -> str:
-    """The instructions this processor has: `"portable"`, `"avx2"` or `"avx512"`."""
-    return VARIANTS[load().hkt_best_variant()]
-
-
-class Call:
+class Call(Views):
     """One problem for the library, and what must stay alive while it runs."""
 
     def __init__(
@@ -123,40 +91,24 @@ class Call:
         causal: bool,
         scale: float,
     ) -> None:
-        self.kept: list[object] = []
+        super().__init__()
         problem = self.problem = _Problem()
         problem.batch, problem.heads, problem.length, problem.value_width = value.shape
         problem.width, problem.levels = queries[0].shape[-1], len(queries)
         problem.causal, problem.scale = int(causal), scale
         problem.bfloat16 = int(value.dtype == torch.bfloat16)
-        problem.threads = torch.get_num_threads()
-        problem.variant = _variant()
-        problem.weights = self.numbers(weights.detach().to(torch.float32).contiguous())
+        problem.threads = threads()
+        problem.variant = wanted_variant()
+        problem.weights = self.address(weights.detach().to(torch.float32).contiguous())
         if lengths is not None:
             clamped = lengths.to(torch.int64).clamp(0, value.shape[2])
-            problem.lengths = self.numbers(clamped.contiguous())
+            problem.lengths = self.address(clamped.contiguous())
         if boundaries is not None:
             problem.sequences = boundaries.shape[1] - 1
-            problem.boundaries = self.numbers(boundaries.contiguous())
+            problem.boundaries = self.address(boundaries.contiguous())
         for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
             problem.query[level], problem.key[level] = self.read(query), self.read(key)
         problem.value = self.read(value)
-
-    def numbers(self, tensor: Tensor) -> int:
-        """The address of a contiguous tensor."""
-        self.kept.append(tensor)
-        return tensor.data_ptr()
-
-    def read(self, tensor: Tensor) -> _Tensor:
-        """`[B, H, T, D]`; copied only if its channels do not lie side by side."""
-        return self.write(tensor if _side_by_side(tensor) else tensor.contiguous())
-
-    def write(self, tensor: Tensor) -> _Tensor:
-        """`[B, H, T, D]` for a result: a copy would be lost."""
-        if not _side_by_side(tensor):
-            raise ValueError(f"channels must lie side by side, got strides {tensor.stride()}")
-        self.kept.append(tensor)
-        return _Tensor(tensor.data_ptr(), *tensor.stride()[:3])
 
     def set_gradients(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], value: Tensor, weights: Tensor
@@ -166,17 +118,17 @@ class Call:
             self.problem.grad_query[level] = self.write(query)
             self.problem.grad_key[level] = self.write(key)
         self.problem.grad_value = self.write(value)
-        self.problem.grad_weights = self.numbers(weights)
+        self.problem.grad_weights = self.address(weights)
 
     def set_results(self, output: Tensor, statistics: Tensor, grad_output: Tensor) -> None:
         """What the forward pass found, and the gradient of its output."""
         self.problem.output = self.read(output)
         self.problem.grad_output = self.read(grad_output)
-        self.problem.statistics = self.numbers(statistics.contiguous())
+        self.problem.statistics = self.address(statistics.contiguous())
 
-    def run(self, name: str) -> None:
+    def run(self, function: str) -> None:
         """Compute; the interpreter's lock is released meanwhile."""
-        _run(name, self.problem)
+        _ENTRY.run(function, self.problem)
 
 
 def downsample(
@@ -195,14 +147,14 @@ def downsample(
     problem.levels, problem.width = weights.shape[:2]
     problem.x, problem.weights, problem.coarse = x.data_ptr(), weights.data_ptr(), coarse.data_ptr()
     problem.x_batch, problem.x_row = x.stride()[:2]
-    problem.threads, problem.variant = torch.get_num_threads(), _variant()
+    problem.threads, problem.variant = threads(), wanted_variant()
     if grads is None:
-        _run("hkt_downsample", problem)
+        _ENTRY.run("downsample", problem)
         return
     names = ("grad_coarse", "grad_fine", "grad_x", "grad_weights")
     for name, gradient in zip(names, grads, strict=True):
         setattr(problem, name, gradient.data_ptr())
-    _run("hkt_downsample_backward", problem)
+    _ENTRY.run("downsample_backward", problem)
 
 
 def weight_gradient(
@@ -219,14 +171,5 @@ def weight_gradient(
         problem.projected[number] = _Projected(*addresses, *grad.shape)
     problem.width = grad_weight.shape[1]
     problem.grad_weight, problem.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
-    problem.threads, problem.variant = torch.get_num_threads(), _variant()
-    _run("hkt_weight_gradient", problem)
-
-
-def _run(name: str, problem: ctypes.Structure) -> None:
-    if getattr(_library(), name)(ctypes.byref(problem)) != 0:
-        raise MemoryError(f"{name}: not enough memory for the scratch space of every thread")
-
-
-def _side_by_side(tensor: Tensor) -> bool:
-    return tensor.shape[-1] == 1 or tensor.stride(-1) == 1
+    problem.threads, problem.variant = threads(), wanted_variant()
+    _ENTRY.run("weight_gradient", problem)

@@ -103,8 +103,8 @@ def _forward(
     output, statistics = _empty_results(value)
     call = Call(queries, keys, value, weights, lengths, boundaries, causal, scale)
     call.problem.output = call.write(output)
-    call.problem.statistics = call.numbers(statistics)
-    call.run("hkt_forward")
+    call.problem.statistics = call.address(statistics)
+    call.run("forward")
     return output, statistics
 
 
@@ -142,7 +142,7 @@ def _backward(
     call = Call(queries, keys, value, weights, lengths, boundaries, causal, scale)
     call.set_gradients(gradients[:levels], gradients[levels:-2], gradients[-2], gradients[-1])
     call.set_results(output, statistics, grad_output.to(value.dtype))
-    call.run("hkt_backward")
+    call.run("backward")
     return [gradient.to(value.dtype) for gradient in gradients[:-1]] + gradients[-1:]
 
 
@@ -262,7 +262,8 @@ def _differentiate_again(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
     grad_output, *inputs = ctx.saved_tensors
 
     def attend(*given: Tensor) -> Tensor:
-        return attend_plainly(given[:levels], given[levels:-2], *given[-2:], *ctx.options)
+        value, weights = given[-2:]
+        return attend_plainly(given[:levels], given[levels:-2], value, weights, *ctx.options)
 
     # The output and its statistics are functions of the inputs: their part is in the inputs'.
     first, second = differentiate_gradients(attend, inputs, [grad_output], cotangents)

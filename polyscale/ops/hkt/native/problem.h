@@ -1,15 +1,8 @@
 // What Python hands over: plain pointers, strides and sizes. Mirrors library.py.
 #pragma once
-#include <stdint.h>
-#include <string.h>
+#include "native/common.h"
 
 enum { MAX_LEVELS = 5 };
-
-// [batch, head, row, channel]; channels lie side by side, strides count elements.
-struct Tensor {
-    void* data;
-    int64_t batch, head, row;
-};
 
 struct Problem {
     int64_t batch, heads, length, width, value_width, levels;
@@ -45,28 +38,6 @@ static inline int64_t offset(const Tensor& t, const Sequence& s, int64_t level, 
 
 static inline int64_t at_level(int64_t count, int64_t level) {
     return (count + ((int64_t)1 << level) - 1) >> level;
-}
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t round_up(int64_t a, int64_t multiple) {
-    return (a + multiple - 1) / multiple * multiple;
-}
-
-// Rows that lie far apart are on pages of their own: what is needed soon is fetched by name.
-enum { ROWS_AHEAD = 12 };
-static inline void fetch_row(const void* row, int64_t bytes) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char*)row + b, 0);
-}
-static inline void fetch_row_to_write(void* row, int64_t bytes) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((char*)row + b, 1);
-}
-
-static inline uint16_t to_bfloat16(float x) {
-    uint32_t wide;
-    memcpy(&wide, &x, 4);
-    if (x != x) return (uint16_t)((wide >> 16) | 0x40);
-    return (uint16_t)((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
 }
 
 // Key and value gradients of one part of the query blocks, when several threads share a sequence.

@@ -115,7 +115,7 @@ def _backward(
     )
     call.set_gradients(*split_projections(gradients[0], grad_coarse, sizes, heads), gradients[-1])
     call.set_results(output, statistics, grad_output.to(fine.dtype))
-    call.run("hkt_backward")
+    call.run("backward")
     return [gradient.to(fine.dtype) for gradient in gradients[:-1]] + gradients[-1:]
 
 
@@ -165,7 +165,7 @@ def _differentiate_again(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
 
     first, second = differentiate_gradients(attend, inputs, [grad_output], cotangents)
     coarse = second[1] if len(second) == 3 else None
-    sizes = None if ctx.sizes else []  # torch takes an empty list for one of tensors
+    sizes: list | None = None if ctx.sizes else []  # torch takes an empty list for one of tensors
     return first[0], second[0], coarse, second[-1], *[None] * 4, sizes, None, None
 
 

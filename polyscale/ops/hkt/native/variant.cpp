@@ -10,11 +10,11 @@
 #include "problem.h"
 
 namespace {
-#include "forward.h"
-#include "backward.h"
-#include "decode.h"
-#include "downsample.h"
-#include "weight_gradient.h"
+#include "simd/forward.h"
+#include "simd/backward.h"
+#include "simd/decode.h"
+#include "simd/downsample.h"
+#include "simd/weight_gradient.h"
 
 int64_t scratch_floats(const Problem* p) {
     ForwardScratch forward;
@@ -38,8 +38,8 @@ int64_t weight_gradient_floats(const WeightGradient* w) {
 }
 }  // namespace
 
-extern "C" const Variant HKT_VARIANT;
-const Variant HKT_VARIANT = {
+extern "C" const Variant POLYSCALE_VARIANT;
+const Variant POLYSCALE_VARIANT = {
     QUERY_BLOCK,  scratch_floats, forward_block,   backward_part,       DECODE_CHUNK,
     decode_floats, decode_chunk,  downsample_part, downsample_backward_part,
     weight_gradient_floats, weight_gradient,

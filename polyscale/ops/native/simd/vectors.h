@@ -8,7 +8,7 @@
 
 // Rows of a tile: as many as the registers hold. TILE columns of them divide into PRODUCT_ROWS, which
 // go with two vectors of columns, or half of them with WIDE_TILE vectors: fewer rows to load from.
-#if defined(__AVX512F__) || defined(HKT_WIDE)
+#if defined(__AVX512F__)
 enum { WIDTH = 16, SCORE_ROWS = 8, PRODUCT_ROWS = 12, WIDE_TILE = 4 };
 #elif defined(__AVX2__)
 enum { WIDTH = 8, SCORE_ROWS = 4, PRODUCT_ROWS = 6, WIDE_TILE = 2 };

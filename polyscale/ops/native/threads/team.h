@@ -1,63 +1,16 @@
-// Which instructions to use, which sequences there are, and the threads that work on them.
+// Threads that share the tasks of a problem.
 #pragma once
 #include <dlfcn.h>
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <atomic>
 #include <new>
 #include <thread>
 #include <vector>
 
-#include "problem.h"
-
-extern "C" const Variant hkt_portable;
-#ifdef HKT_X86
-extern "C" const Variant hkt_avx2;
-extern "C" const Variant hkt_avx512;
-#endif
+#include "native/common.h"
 
 namespace {
-
-enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
-
-int best_variant() {
-#ifdef HKT_X86
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) return AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
-#endif
-    return PORTABLE;
-}
-
-const Variant& variant(int asked) {
-    // A caller may ask for a lesser one, never for one that the processor lacks.
-    const int best = best_variant();
-    const int chosen = asked < 0 || asked > best ? best : asked;
-#ifdef HKT_X86
-    if (chosen == AVX512) return hkt_avx512;
-    if (chosen == AVX2) return hkt_avx2;
-#endif
-    (void)chosen;
-    return hkt_portable;
-}
-
-std::vector<Sequence> sequences_of(const Problem& p) {
-    std::vector<Sequence> all;
-    for (int64_t b = 0; b < p.batch; b++)
-        for (int64_t h = 0; h < p.heads; h++)
-            for (int64_t n = 0; n < most(1, p.sequences); n++) {
-                Sequence s{b, h, {0, 0, 0, 0, 0}, p.lengths ? p.lengths[b] : p.length};
-                if (p.sequences) {
-                    for (int64_t l = 0; l < p.levels; l++)
-                        s.start[l] = p.boundaries[l * (p.sequences + 1) + n];
-                    s.length = p.boundaries[n + 1] - p.boundaries[n];
-                }
-                all.push_back(s);
-            }
-    return all;
-}
 
 // A team of threads that take tasks from one counter; each has its own scratch memory.
 class Team {
@@ -107,5 +60,15 @@ class Team {
     std::atomic<int64_t> next_;
     std::atomic<bool> failed_;
 };
+
+// 0: done, 1: out of memory. What an exported function returns.
+template <class Work>
+int guarded(Work work) {
+    try {
+        return work() ? 0 : 1;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Blocks of rows in scratch memory, products of blocks, and the merged scores of one tile.
 #pragma once
-#include "vectors.h"
+#include "native/simd/vectors.h"
 
 // Divisible by 2**(MAX_LEVELS - 1), so that a block of queries or keys is whole at every level,
 // and QUERY_BLOCK by the columns of a score tile. Where the cache has room, at the coarse levels, too,
@@ -25,26 +25,10 @@ enum { SUM_CHUNK = 16 };
 // none of them has a large score, too, with rounding errors alike.
 constexpr float DOMINANT = 16.0f / 17.0f;
 
-struct Scratch {
-    float* next;
-    float* take(int64_t floats) {
-        float* taken = next;
-        next += round_up(floats, 16);
-        return taken;
-    }
-};
-
 struct Rows {
     const float* data;
     int64_t pitch;
 };
-
-INLINE float from_bfloat16(uint16_t x) {
-    const uint32_t wide = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &wide, 4);
-    return y;
-}
 
 // Above this attention of a key, a block of the coarsest level may have half of the attention.
 INLINE float sharp_attention(const Problem& p) {

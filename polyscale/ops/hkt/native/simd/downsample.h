@@ -1,6 +1,6 @@
 // Causal downsampling of some channels of one row at every level, and its gradients.
 #pragma once
-#include "vectors.h"
+#include "native/simd/vectors.h"
 
 // Where level `level` >= 1 of a row starts in `coarse` or its gradient.
 INLINE int64_t coarse_offset(const Downsample& d, int64_t row, int64_t level) {

@@ -1,6 +1,6 @@
 // Decoding on several threads.
 #pragma once
-#include "team.h"
+#include "sequences.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Downsampling on several threads.
 #pragma once
-#include "team.h"
+#include "sequences.h"
 
 namespace {
 

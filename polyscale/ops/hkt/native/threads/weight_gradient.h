@@ -1,7 +1,7 @@
 // The gradient of a weight on several threads: each has outputs of its own, of all rows. Every sum is
 // taken in the same order on however many threads.
 #pragma once
-#include "team.h"
+#include "sequences.h"
 
 namespace {
 
