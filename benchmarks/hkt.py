@@ -57,30 +57,30 @@ SHAPES: tuple[Shape, ...] = (
 )
 
 
-def run(quick: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure everything; `quick` takes the small shapes only."""
     torch.manual_seed(0)
     shapes = SHAPES[:2] if quick else SHAPES
     rounds = 3 if quick else 9
     rows = []
     for shape in shapes:
-        say(f"operation, B, H, T, D = {shape}")
+        announce(f"operation, B, H, T, D = {shape}")
         rows += [compare_operation(shape, grad=grad, rounds=rounds) for grad in (False, True)]
-    say("a training step")
+    announce("a training step")
     step_shapes = ((8, 256),) if quick else ((16, 512), (4, 2048))
     # A step takes a second, which other work on the machine often disturbs, and hundredths count.
     training = [
         training_of_processes(*shape, 3 * rounds, 1 if quick else 5) for shape in step_shapes
     ]
-    say("decoding")
+    announce("decoding")
     contexts = (1024,) if quick else (1024, 2048, 4096, 8192, 16384)
     decoding = [compare_decoding(context, rounds=4 * rounds) for context in contexts]
-    say("memory")
+    announce("memory")
     memory_length = 1024 if quick else 8192
     memory = {name: peak_bytes(name, memory_length) for name in ("hkt", "sdpa")}
-    say("accuracy")
+    announce("accuracy")
     accuracy = compare_accuracy(seeds=1 if quick else 8)
-    say("layers and peers")
+    announce("layers and peers")
     layers = [row for size in ((1024,) if quick else (1024, 4096)) for row in compare_layers(size)]
     forward = [row for row in rows if row["pass"] == "forward" and row["shape"][3] == 64]
     return {

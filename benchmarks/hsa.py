@@ -50,30 +50,30 @@ EXPONENT_BAR = 1.15  # at most
 DECODE_BAR = 2.0  # time per token at 65,536 over that at 1,024, at most
 
 
-def run(quick: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure everything; `quick` leaves out what takes minutes."""
     torch.manual_seed(0)
     sizes = (1024, 2048) if quick else (1024, 8192, 65536)
     rows = []
     for size in sizes:
         rounds = 3 if quick else {1024: 15, 8192: 9, 65536: 3}[size]
-        say(f"windows, N = {size:,}")
+        announce(f"windows, N = {size:,}")
         rows.append(compare_windows(size, rounds=rounds))
         if size <= 8192:
             rows.append(compare_windows(size, grad=True, rounds=rounds))
         rows.append(compare_windows(size, tie="columns", rounds=rounds))
         rows.append(compare_windows(size, tie="columns", causal=True, rounds=rounds))
     texts = 16 if quick else 256
-    say(f"{texts} different text trees")
+    announce(f"{texts} different text trees")
     rows.append(compare_texts(texts, rounds=3 if quick else 9))
     rows.append(compare_texts(texts, grad=True, rounds=3))
     for row in rows:
         row["speedup"] = row["sdpa_seconds"] / row["hsa_seconds"]
         row["bar"] = BARS.get((row["case"], row["size"], row["pass"]))
     forward = [row for row in rows if row["case"] == "blocks" and row["pass"] == "forward"]
-    say("layers and peers")
+    announce("layers and peers")
     layer_sizes = (1024,) if quick else (1024, 8192)
-    say("decoding")
+    announce("decoding")
     contexts = (256, 1024) if quick else (1024, 65536)
     return {
         "benchmark": "hsa",

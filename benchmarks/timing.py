@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from polyscale._files import write_text
 from polyscale._memory import keeps_freed_memory
 
 
@@ -101,12 +102,9 @@ def _processor() -> str:
 
 def write_results(result: dict[str, Any], table: str, output: Path) -> list[Path]:
     """Write `output`.json and `output`.md, whole or not at all."""
-    output.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for suffix, text in ((".json", json.dumps(result, indent=2) + "\n"), (".md", table)):
         path = output.with_name(output.name + suffix)
-        unfinished = path.with_name(path.name + ".unfinished")
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
+        write_text(path, text)
         written.append(path)
     return written

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
-import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +17,7 @@ from torch import Tensor
 
 from polyscale._cache import CACHE_VARIABLE, cache_folder, make_folder
 from polyscale._extras import require
-
-_UNFINISHED = ".part"
-_ABANDONED = 3600.0  # seconds after which an unfinished file is taken to be of a killed run
+from polyscale._files import write_bytes
 
 
 def kept_or_made(
@@ -72,40 +66,20 @@ def load_cached(entry: Path, recipe: dict[str, Any]) -> dict[str, Tensor] | None
 
 
 def save_cached(entry: Path, recipe: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Keep tensors under an entry. Where that cannot be done, a warning says why: data are at hand.
-
-    Each file is written under another name and then renamed, so that readers see all or nothing.
-    """
+    """Save tensors under an entry; where that fails, a warning says why: the data are in memory."""
     safetensors = require("safetensors.torch", "train", "the cache of generated data")
     content = safetensors.save(tensors)
     card = {"sha256": hashlib.sha256(content).hexdigest(), "recipe": recipe}
     try:
         make_folder(entry.parent)
-        _write(entry.with_suffix(".safetensors"), content)
-        _write(entry, _to_json(card).encode())
+        write_bytes(entry.with_suffix(".safetensors"), content)
+        write_bytes(entry, _to_json(card).encode())
     except OSError as error:
         _warn(f"{entry.parent} cannot be written ({error}); {CACHE_VARIABLE} names another folder")
 
 
 def _warn(reason: str) -> None:
     warnings.warn(f"generated data are not kept for the next run: {reason}", stacklevel=4)
-
-
-def _write(path: Path, content: bytes) -> None:
-    for left in path.parent.glob(f"{path.name}.*{_UNFINISHED}"):
-        with suppress(FileNotFoundError):  # another run may be clearing away or renaming too
-            if time.time() - left.stat().st_mtime > _ABANDONED:
-                left.unlink()
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
-    try:
-        with unfinished.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def _to_json(value: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from polyscale._files import write_together
 from polyscale.cost.hkt import score_flop_ratio
 from polyscale.models import HKTConfig
 from polyscale.report.checks import (
@@ -19,7 +20,6 @@ from polyscale.report.checks import (
     missing_seeds,
     notes_on_tests,
 )
-from polyscale.training.files import write_together
 from polyscale.training.result import RunResult
 from polyscale.training.statistics import (
     PairedDifference,

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule
 
-from polyscale.training.files import new_folder, write_json
+from polyscale._files import new_folder, write_json
 
 _UNUSED = "unused"
 _NAME = re.compile(r"checkpoint-(\d+)")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
 
-from polyscale._files import follow_umask
+from polyscale._files import follow_umask, new_folder, write_text
 from polyscale.layers.filters import CausalFilter
 from polyscale.training.batches import BatchPlan, mix_seed
 from polyscale.training.builders import tokenizer_for_task
@@ -37,7 +37,6 @@ from polyscale.training.checkpoint import (
     scatter_weights,
 )
 from polyscale.training.evaluation import Evaluation, evaluate
-from polyscale.training.files import new_folder, write_text
 from polyscale.training.processes import ON_CPU, decide_on_main, join_processes
 from polyscale.training.progress import RunProgress
 from polyscale.training.settings import TrainingSettings

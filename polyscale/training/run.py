@@ -28,13 +28,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polyscale
+from polyscale._files import write_json, write_text
 from polyscale.cost.forward import count_forward_flops
 from polyscale.data.tasks import TaskData, load_task
 from polyscale.training.builders import model_for_task
 from polyscale.training.checkpoint import list_checkpoints
 from polyscale.training.config import RunConfig
 from polyscale.training.evaluation import accuracy_by, evaluate
-from polyscale.training.files import LOCK_NAME, write_json, write_text
+from polyscale.training.locks import LOCK_NAME
 from polyscale.training.loop import Trained, quiet_transformers, remove_checkpoints, train
 from polyscale.training.processes import ON_CPU, decide_on_main, join_processes
 from polyscale.training.result import RESULT_NAME, RunResult, read_result
@@ -181,7 +182,7 @@ def git_commit() -> str | None:
             for arguments in (
                 ["rev-parse", "--show-toplevel"],
                 ["rev-parse", "HEAD"],
-                ["status", "--porcelain", "--untracked-files=no", "polyscale"],
+                ["status", "--porcelain", "--untracked-files=no", "polyscale", "reproduction"],
             )
         )
     except (OSError, subprocess.SubprocessError):

@@ -1,9 +1,7 @@
 """Trees in files: JSON to read, safetensors to be quick. Nothing is ever unpickled."""
 
-import contextlib
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
+from polyscale._files import write_bytes
 from polyscale.trees.assembly import assemble
 from polyscale.trees.checks import check_parents
 from polyscale.trees.tree import SignalTree
@@ -45,22 +44,7 @@ def save(tree: SignalTree, path: str | os.PathLike[str]) -> None:
         safetensors = require("safetensors.torch", "hf", "saving a tree as safetensors")
         data = safetensors.save(tensors, metadata={"tree": json.dumps(header)})
     _check_rows(tree.num_rows, data)  # what could not be loaded is not written
-    _write(path, data)
-
-
-def _write(path: Path, data: bytes) -> None:
-    # Under another name first: whoever reads `path` sees the old file or the new one, whole.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    write_bytes(path, data)
 
 
 def load(path: str | os.PathLike[str]) -> SignalTree:

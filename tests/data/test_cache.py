@@ -176,7 +176,7 @@ os.fsync = fsync
 """
     )
     assert killed.returncode == -signal.SIGKILL
-    assert kept(".part")
+    assert kept(".unfinished")
     assert not kept(".json")
     first = load()
     assert len(made) == 1
@@ -188,13 +188,13 @@ def test_what_killed_runs_left_is_cleared_away_after_an_hour():
     folder = Path(os.environ["POLYSCALE_CACHE"])
     load()
     (tensors,) = kept(".safetensors")
-    old, new = (folder / f"{tensors.name}.{name}.part" for name in ("old", "new"))
+    old, new = (folder / f".{tensors.name}.{name}.unfinished" for name in ("old", "new"))
     for path, age in ((old, 2 * 3600), (new, 60)):
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age, time.time() - age))
     tensors.unlink()
     load()
-    assert kept(".part") == [new]
+    assert kept(".unfinished") == [new]
 
 
 def test_on_a_full_disk_data_are_made_with_a_warning_and_earlier_entries_stay_whole():
@@ -230,7 +230,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(made):
     assert [child.returncode for child in children] == [0, 0]
     assert texts == {load().test.text(0) + "\n"}
     assert not made  # read from what the children wrote
-    assert not kept(".part")
+    assert not kept(".unfinished")
 
 
 def test_without_a_home_directory_data_are_made_with_a_warning(monkeypatch):

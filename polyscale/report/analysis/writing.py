@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from polyscale._files import write_together
 from polyscale.report.analysis.page import analysis_page
-from polyscale.training.files import write_together
 
 PAGE_NAME = "report.html"
 DATA_NAME = "report.json"

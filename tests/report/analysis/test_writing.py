@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from polyscale import _files as files
 from polyscale.report.analysis import analysis_page, write_analysis
-from polyscale.training import files
 
 from .samples import hkt_sample, hostile_sample
 

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from polyscale.training import files
+from polyscale import _files as files
+from polyscale._files import write_json, write_together
 from polyscale.training.checkpoint import save_checkpoint
-from polyscale.training.files import sole_use, write_json, write_together
+from polyscale.training.locks import locked_folder
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def test_reports_written_at_the_same_time_leave_each_other_alone(tmp_path, monke
 
 
 def test_the_unfinished_report_of_a_killed_process_is_removed_after_a_while(tmp_path):
-    old, new = (tmp_path / f"{files._UNFINISHED}{name}" for name in ("old", "new"))
+    old, new = (tmp_path / f"{files._UNFINISHED_REPORT}{name}" for name in ("old", "new"))
     for folder in (old, new):
         folder.mkdir()
     long_ago = time.time() - 2 * files._ABANDONED
@@ -57,7 +58,7 @@ def test_the_last_writer_has_read_what_the_others_wrote(tmp_path):
     total.write_text("0")
 
     def add(_):
-        with sole_use(tmp_path):
+        with locked_folder(tmp_path):
             number = int(total.read_text())
             time.sleep(0.001)
             total.write_text(str(number + 1))
