@@ -21,19 +21,21 @@ numbers = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
 pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=20)
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 9, 24, 99, 999])
-@pytest.mark.parametrize("t", [0.0, 0.01, 0.3, 1.0, 2.0, 4.3, 12.7, 100.0, 1e4])
-def test_t_probabilities_agree_with_scipy_far_into_the_tails(t, degrees):
-    expected = 2 * stats.t.sf(t, degrees)
-    assert t_p_value(t, degrees) == pytest.approx(expected, rel=1e-11, abs=1e-300)
-    assert t_p_value(-t, degrees) == t_p_value(t, degrees)
+@pytest.mark.parametrize("t", [0.0, 0.01, 0.3, 1.0, 4.3, 100.0, 1e4])
+def test_t_probabilities_are_those_of_closed_forms(t):
+    one = 2 * math.atan2(1, t) / math.pi  # Cauchy's distribution
+    root = math.sqrt(2 + t * t)
+    two = 2 / (root * (root + t))  # 1 - t / root without cancellation
+    for degrees, expected in ((1, one), (2, two)):
+        assert t_p_value(t, degrees) == pytest.approx(expected, rel=1e-11)
+        assert t_p_value(-t, degrees) == t_p_value(t, degrees)
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 9, 99])
-@pytest.mark.parametrize("confidence", [0.01, 0.5, 0.9, 0.95, 0.99, 0.9999])
-def test_t_quantiles_agree_with_scipy(confidence, degrees):
-    expected = stats.t.ppf(0.5 + confidence / 2, degrees)
-    assert t_quantile(confidence, degrees) == pytest.approx(expected, rel=1e-10)
+def test_t_quantiles_are_those_of_tables():
+    for degrees, expected in ((1, 12.706), (2, 4.303), (3, 3.182), (9, 2.262), (99, 1.984)):
+        assert t_quantile(0.95, degrees) == pytest.approx(expected, abs=5e-4)
+    for confidence in (0.01, 0.5, 0.9999):
+        assert t_p_value(t_quantile(confidence, 4), 4) == pytest.approx(1 - confidence)
 
 
 @settings(deadline=None, max_examples=200)
@@ -130,7 +132,7 @@ def test_bad_input_is_refused_by_name():
         (lambda: summarise([]), "values"),
         (lambda: summarise([1.0, float("nan")]), "values"),
         (lambda: paired([1.0], [1.0, 2.0]), "a and b"),
-        (lambda: paired([1.0], [float("inf")]), "b takes finite"),
+        (lambda: paired([1.0], [float("inf")]), "b must be finite"),
         (lambda: paired([1.0], [1.0], confidence=95), "confidence"),
         (lambda: accuracy_standard_error(61.0, 10), "accuracy"),
         (lambda: accuracy_standard_error(0.5, 0), "count"),
