@@ -13,8 +13,8 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 import polyscale
-from polyscale.cli import _make_app
-from polyscale.experiments import plan
+from polyscale.cli import make_app
+from reproduction import find_study
 
 ROOT = Path(polyscale.__file__).parents[1]
 WITHOUT = """
@@ -42,7 +42,7 @@ def start(*arguments):
 
 def invoke(*arguments):
     """The same command in this process, where torch is loaded already."""
-    return CliRunner().invoke(_make_app(), arguments)
+    return CliRunner().invoke(make_app(), arguments)
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,10 @@ def test_a_second_compare_leaves_the_report_to_the_process_that_is_not_done(tmp_
         arguments = ("--task=copy", "--seeds=0", *TINY, f"--output={tmp_path}", "--resume")
         finished = invoke("compare", *arguments)
     assert finished.exit_code == 0, finished.output
-    assert "2 of 2 runs are locked by another process, which compares all" in finished.stdout
+    assert (
+        "2 of 2 runs are locked by another process, which will write the comparison"
+        in finished.stdout
+    )
     assert not (tmp_path / "report.html").exists()
 
 
@@ -284,10 +287,13 @@ def test_a_second_compare_leaves_the_report_to_the_process_that_is_not_done(tmp_
             "training takes steps",
         ),
         (("evaluate", "nowhere"), "nowhere holds no run"),
-        (("compare", "--task=copy", "--seeds=a"), "--seeds takes numbers"),
-        (("compare", "--task=copy", "--seeds=1,1"), "--seeds takes each one once"),
-        (("reproduce", "gpt"), "reproduce takes one of hkt, hsa"),
-        (("status", "hkt", "--preset=gpu"), "preset takes one of cpu, paper"),
+        (
+            ("compare", "--task=copy", "--seeds=a"),
+            "--seeds must be integers such as 0,1,2, got 'a'",
+        ),
+        (("compare", "--task=copy", "--seeds=1,1"), "--seeds must not repeat a value, got 1,1"),
+        (("reproduce", "gpt"), "study must be one of 'hkt', 'hsa', 'hsa-zero-shot', got 'gpt'"),
+        (("status", "hkt", "--preset=gpu"), "preset must be one of 'cpu', 'paper', got 'gpu'"),
     ],
 )
 def test_a_bad_request_is_one_line_that_says_what_is_taken(
@@ -320,8 +326,24 @@ def test_missing_data_are_one_line_that_says_what_to_do(tmp_path, monkeypatch):
 def test_the_status_of_a_reproduction_that_has_not_begun(tmp_path):
     finished = invoke("status", "hkt", "--output", str(tmp_path))
     assert finished.exit_code == 0
-    planned = len(plan("hkt"))
+    planned = len(find_study("hkt").plan("cpu"))
     assert f"0 of {planned} runs done; time left: unknown until a run" in finished.stdout
+
+
+def test_tables_alone_are_written_from_finished_runs(tmp_path):
+    finished = invoke("reproduce", "hkt", "--tables", "--output", str(tmp_path))
+    assert finished.exit_code == 0, finished.output
+    assert finished.stdout == f"Results: {tmp_path / 'RESULTS.md'}\n"
+    assert "0 runs, 0.0 hours in all" in (tmp_path / "RESULTS.md").read_text()
+
+
+@pytest.mark.parametrize("command", ["reproduce", "status", "bench"])
+def test_a_plain_install_says_that_a_checkout_is_needed(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(polyscale, "__file__", str(tmp_path / "polyscale" / "__init__.py"))
+    finished = invoke(command, "hkt")
+    assert finished.exit_code == 1
+    assert "is not part of the installed package; clone the repository" in finished.stderr
+    assert finished.stderr.count("\n") == 1
 
 
 def test_analyze_writes_the_report_of_a_run(tmp_path):

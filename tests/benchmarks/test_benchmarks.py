@@ -22,7 +22,7 @@ from benchmarks.timing import (
     machine,
     write_results,
 )
-from polyscale.cli import _make_app
+from polyscale.cli import make_app
 
 
 def test_candidates_take_turns_after_a_warm_up():
@@ -148,6 +148,6 @@ def test_the_limit_of_a_step_is_its_products_and_what_downsampling_moves():
 
 
 def test_an_unknown_benchmark_is_refused():
-    result = CliRunner().invoke(_make_app(), ["bench", "speed"])
+    result = CliRunner().invoke(make_app(), ["bench", "speed"])
     assert result.exit_code == 2
-    assert "bench takes one of hkt, hsa" in result.output + result.stderr
+    assert "what must be one of hkt, hsa, got 'speed'" in result.output + result.stderr

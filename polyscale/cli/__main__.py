@@ -1,0 +1,5 @@
+"""`python -m polyscale.cli`, for launchers such as torchrun."""
+
+from polyscale.cli import main
+
+main()
