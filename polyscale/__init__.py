@@ -114,4 +114,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF])
+    """Public and dunder names, without what this module imports for its own use."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

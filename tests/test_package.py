@@ -35,6 +35,12 @@ def test_everything_in_all_can_be_had():
         _ = ps.nothing
 
 
+def test_dir_lists_public_names_and_nothing_that_the_module_imports_for_itself():
+    public = [name for name in dir(ps) if not name.startswith("__")]
+    assert public == sorted(ps.__all__)
+    assert {"__version__", "__doc__", "__all__"} <= set(dir(ps))
+
+
 def test_importing_polyscale_imports_no_extra():
     code = "import sys, polyscale; print([m for m in ('transformers', 'numpy.random', 'scipy', "
     code += "'matplotlib', 'typer', 'rich', 'entmax') if m in sys.modules and m != 'numpy.random'])"
