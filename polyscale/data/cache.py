@@ -1,7 +1,6 @@
-"""Generated data kept between runs: tensors as safetensors, and a JSON file that vouches for them.
+"""A cache of generated data: tensors as safetensors, and a JSON file with their checksum.
 
-The JSON file is written last and holds the checksum, so a run that is killed half way leaves
-nothing that counts as an entry.
+The JSON file is written last, so a run that is killed while writing leaves no valid entry.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from polyscale._extras import require
 from polyscale._files import write_bytes
 
 
-def kept_or_made(
+def cached_or_made(
     name: str, recipe: dict[str, Any], make: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """The tensors that `make` gives for `recipe`: out of the cache, or made and put there."""
+    """The tensors of `recipe` from the cache; otherwise those that `make` returns, cached."""
     try:
         entry = cache_entry(name, recipe)
     except OSError as error:
         _warn(str(error))
         return make()
-    kept = load_cached(entry, recipe)
-    if kept is None:
-        kept = make()
-        save_cached(entry, recipe, kept)
-    return kept
+    tensors = load_cached(entry, recipe)
+    if tensors is None:
+        tensors = make()
+        save_cached(entry, recipe, tensors)
+    return tensors
 
 
 def cache_entry(name: str, recipe: dict[str, Any]) -> Path:
-    """The JSON file for data made by `recipe`; the tensors lie next to it."""
+    """The JSON file of the data of `recipe`; the tensors are stored beside it."""
     key = hashlib.sha256(_to_json(recipe).encode()).hexdigest()[:16]
     return cache_folder() / f"{name}-{key}.json"
 
 
 def load_cached(entry: Path, recipe: dict[str, Any]) -> dict[str, Tensor] | None:
-    """The tensors of an entry, or None if there is none; a damaged one is refused by name."""
+    """The tensors of an entry; None if there is none, an error if it is damaged."""
     tensors = entry.with_suffix(".safetensors")
     if not entry.is_file() or not tensors.is_file():
         return None

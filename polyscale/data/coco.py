@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
+from polyscale.checks import check_choice, check_integer
 from polyscale.data.documents import TEXT, Document, DocumentSplit, TreeCollate, read_document
 from polyscale.data.files import DataFile, find_folder, read_arrays, read_first, unzip_lines
-from polyscale.data.options import whole
 from polyscale.data.splits import Split, TaskData
 from polyscale.data.validation import choose_validation
 from polyscale.data.vectors import embed_words
@@ -29,12 +29,12 @@ FIELDS = ("both", IMAGE, TEXT)
 LAYOUTS = ("flat", "quadtree", "rows")
 VALIDATION = 0.1  # of the training set
 
-_PARTS = {"train": 0, "test": 1}  # as the files number them
-_ADVICE = "put it there; the Hub does not have it"
+_PARTS = {"train": 0, "test": 1}  # the numbers in the files
+_ADVICE = "put it there; it is not on the Hub"
 
 
 class RecordSplit(Split):
-    """Classified records of an image, a text, or both, each under the key of its name."""
+    """Classified records of an image, a text, or both, each under its own key."""
 
     def __init__(
         self,
@@ -82,16 +82,15 @@ def load_coco(
     embedding: str,
     width: int,
 ) -> TaskData:
-    """The single-label view of COCO18: photographs of one kind of thing, or of people alone."""
-    for option, value, known in (("fields", fields, FIELDS), ("layout", layout, LAYOUTS)):
-        if value not in known:
-            raise ValueError(f"{option} takes one of {', '.join(known)}; got {value!r}")
-    whole("width", width, 1)
+    """The single-label view of COCO18: photographs of one class of object, or of people only."""
+    check_choice("fields", fields, FIELDS)
+    check_choice("layout", layout, LAYOUTS)
+    check_integer("width", width, least=1)
     folder = find_folder(data_dir)
     if folder is None:
         raise FileNotFoundError(
             f"coco18 needs data_dir (--data-dir) or POLYSCALE_DATA: a folder with {IMAGE_FILE} and "
-            f"{TEXT_FILE}; the Hub does not have them"
+            f"{TEXT_FILE}; they are not on the Hub"
         )
     archive = read_first(folder, (IMAGE_FILE,), "coco18", _ADVICE)
     lines = read_first(folder, (TEXT_FILE,), "coco18", _ADVICE)
@@ -102,17 +101,17 @@ def load_coco(
         if not side:
             raise ValueError(f"{lines.path} has no labelled rows of the split {part!r}")
 
-    # Equal captions may belong to different photographs; a record is its photograph.
-    kept_back = choose_validation(
+    # By photograph: different photographs may have equal captions.
+    held_out = choose_validation(
         [images[row["i"]] for row in sides["train"]],
         [row["label"] for row in sides["train"]],
         VALIDATION,
         seed,
     )
-    chosen = list(zip(sides["train"], kept_back, strict=True))
+    chosen = list(zip(sides["train"], held_out, strict=True))
     parts = {
-        "train": [row for row, back in chosen if not back],
-        "validation": [row for row, back in chosen if back],
+        "train": [row for row, is_held in chosen if not is_held],
+        "validation": [row for row, is_held in chosen if is_held],
         "test": sides["test"],
     }
     documents = {part: [read_document(row["text"]) for row in side] for part, side in parts.items()}
@@ -175,7 +174,7 @@ def load_coco(
 
 
 def _patches(pixels: Tensor) -> Tensor:
-    """[N, 64, 64, 3] as [N, 64, 192]: patches row by row, and so are the pixels of each."""
+    """`[N, 64, 64, 3]` as `[N, 64, 192]`: patches, and the pixels of each, in row-major order."""
     count, tiles = len(pixels), SIDE // PATCH
     tiled = pixels.view(count, tiles, PATCH, tiles, PATCH, 3).transpose(2, 3)
     return tiled.reshape(count, tiles * tiles, PATCH * PATCH * 3)
@@ -185,18 +184,18 @@ def _read_archive(file: DataFile) -> tuple[list[bytes], tuple[str, ...]]:
     """The JPEG files, and the names of the classes."""
     numpy = require("numpy", "train", "coco18")
     jpeg, offset, names = read_arrays(file, ("jpeg", "offset", "class_names"), "coco18")
-    for name, array, takes in (("jpeg", jpeg, numpy.uint8), ("offset", offset, numpy.integer)):
-        if array.ndim != 1 or not numpy.issubdtype(array.dtype, takes):
+    for name, array, kind in (("jpeg", jpeg, numpy.uint8), ("offset", offset, numpy.integer)):
+        if array.ndim != 1 or not numpy.issubdtype(array.dtype, kind):
             raise ValueError(
-                f"{file.path}: {name} takes [N] of {takes.__name__}, "
+                f"{file.path}: {name} must be [N] of {kind.__name__}, "
                 f"got {list(array.shape)} of {array.dtype}"
             )
     starts = offset.tolist()
-    # All images together are then no larger than the file.
-    rising = all(start <= stop for start, stop in pairwise(starts))
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(jpeg) or not rising:
+    # The images are then disjoint and together no larger than the file.
+    ascending = all(start <= stop for start, stop in pairwise(starts))
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(jpeg) or not ascending:
         raise ValueError(
-            f"{file.path}: offset takes rising numbers from 0 to the {len(jpeg)} bytes of jpeg, "
+            f"{file.path}: offset must ascend from 0 to the {len(jpeg)} bytes of jpeg, "
             f"got {len(starts)} numbers: {', '.join(map(str, starts[:4]))}, ..."
         )
     content = jpeg.tobytes()
@@ -211,16 +210,15 @@ def _read_lines(file: DataFile, classes: int, images: int) -> list[dict[str, Any
             index, part, text, label = (row[name] for name in ("i", "split", "text", "label"))
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{where}: takes an object with i, split, text and label, got {line[:80]!r}"
+                f"{where} must be an object with i, split, text and label, got {line[:80]!r}"
             ) from None
         good = isinstance(index, int) and 0 <= index < images and isinstance(text, str)
         if not good or not (label is None or (isinstance(label, int) and 0 <= label < classes)):
             raise ValueError(
-                f"{where}: i takes 0 to {images - 1}, text a string and label null or 0 to "
-                f"{classes - 1}; got {line[:80]!r}"
+                f"{where} must have i from 0 to {images - 1}, a string as text, and label null or "
+                f"from 0 to {classes - 1}, got {line[:80]!r}"
             )
-        if part not in _PARTS:
-            raise ValueError(f"{where}: split takes one of {', '.join(_PARTS)}; got {part!r}")
+        check_choice(f"{where}: split", part, _PARTS)
         rows.append({"i": index, "split": part, "text": text, "label": label})
     return rows
 
@@ -228,13 +226,15 @@ def _read_lines(file: DataFile, classes: int, images: int) -> list[dict[str, Any
 def _decode(content: bytes, index: int, file: DataFile) -> Tensor:
     """[64, 64, 3], uint8."""
     pillow = require("PIL.Image", "train", "coco18")
-    # What Pillow refuses as too large has a kind of its own, which is no OSError.
+    # DecompressionBombError, for images that are too large, is not an OSError.
     failures = (OSError, pillow.DecompressionBombError)
     try:
         image = pillow.open(io.BytesIO(content), formats=("JPEG",))
         # Before it is decoded: a small file can declare an image of gigabytes.
         if image.size != (SIDE, SIDE):
-            raise ValueError(f"{file.path}: image {index} takes 64 x 64 pixels, got {image.size}")
+            raise ValueError(
+                f"{file.path}: image {index} must have 64 x 64 pixels, got {image.size}"
+            )
         pixels = image.convert("RGB").tobytes()
     except failures as error:
         raise ValueError(f"{file.path}: image {index} cannot be read ({error})") from error

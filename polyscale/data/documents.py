@@ -1,4 +1,4 @@
-"""Texts as trees of paragraphs, sentences and words, held compactly."""
+"""Texts as trees of paragraphs, sentences and words, stored compactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORD = re.compile(r"<br\s*/?>|([^\W_]+(?:['\u2019][^\W_]+)*)")
 
 @dataclass(frozen=True)
 class Document:
-    """The words of a text, and how many of them each sentence has, and sentences each paragraph."""
+    """The words of a text, and the sizes of its sentences and paragraphs."""
 
     words: list[str]
     sentences: list[int]  # words of each
@@ -35,7 +35,7 @@ class Document:
 
 
 def split_words(text: str) -> list[str]:
-    """Words in lower case, without marks and tags.
+    """Words in lower case, without punctuation and tags.
 
     >>> split_words("It isn't <br />GOOD, is it?")
     ['it', "isn't", 'good', 'is', 'it']
@@ -44,9 +44,9 @@ def split_words(text: str) -> list[str]:
 
 
 def read_document(text: str, max_tokens: int | None = None) -> Document:
-    """Paragraphs, sentences and words of a text, cut after `max_tokens` words.
+    """Paragraphs, sentences and words of a text, truncated to `max_tokens` words.
 
-    Sentences without a word are left out; a text without any is one empty word.
+    Sentences without words are dropped; a text without words becomes one empty word.
 
     >>> read_document("One two. Three!<br /><br />Four.")
     Document(words=['one', 'two', 'three', 'four'], sentences=[2, 1, 1], paragraphs=[2, 1])
@@ -72,7 +72,7 @@ def read_document(text: str, max_tokens: int | None = None) -> Document:
 def document_tree(
     sentences: Sequence[int], paragraphs: Sequence[int], rows: Tensor | None = None
 ) -> SignalTree:
-    """The tree of a text from the sizes of its families; leaf i carries row `rows[i]`, else i.
+    """The tree of a text from the sizes of its families; leaf i has row `rows[i]`, or i.
 
     >>> document_tree([2, 1, 1], [2, 1]).leaf_count.tolist()
     [4, 3, 1, 2, 1, 1, 1, 1, 1, 1]
@@ -94,7 +94,7 @@ def document_tree(
     )
 
 
-# Captions and single sentences come in few shapes, and nothing changes a tree.
+# Captions and single sentences have few distinct shapes, and trees are immutable.
 @lru_cache(maxsize=1024)
 def _tree_of_sizes(sentences: tuple[int, ...], paragraphs: tuple[int, ...]) -> SignalTree:
     per_sentence, per_paragraph = torch.tensor(sentences), torch.tensor(paragraphs)
@@ -121,7 +121,7 @@ def _tree_of_sizes(sentences: tuple[int, ...], paragraphs: tuple[int, ...]) -> S
 
 
 def even_sizes(total: int, parts: int) -> list[int]:
-    """`total` in `parts` numbers that differ by one at most.
+    """`total` as a sum of `parts` integers that differ by at most one.
 
     >>> even_sizes(7, 3)
     [3, 2, 2]
@@ -130,7 +130,7 @@ def even_sizes(total: int, parts: int) -> list[int]:
 
 
 class Ragged:
-    """Lists of whole numbers end to end in one tensor.
+    """Lists of integers, concatenated in one tensor.
 
     >>> Ragged([[4, 5], [6]])[1].tolist()
     [6]
@@ -151,8 +151,8 @@ class Ragged:
 class DocumentSplit(Split):
     """Classified texts as word ids and trees.
 
-    `tree` is "semantic"; or "windows", as many sentences and paragraphs, all of even sizes; or
-    "random", the very same tree with the words shuffled among its leaves.
+    `tree` is "semantic"; "windows", with as many sentences and paragraphs, all of even sizes; or
+    "random", the semantic tree with the words shuffled among its leaves.
 
     >>> documents = [read_document("One two. Three.")]
     >>> split = DocumentSplit(documents, torch.tensor([0]), ["", "one", "two", "three"])
@@ -170,7 +170,7 @@ class DocumentSplit(Split):
         seed: int = 0,
     ) -> None:
         number = {word: index for index, word in enumerate(vocabulary)}
-        # Id 0 is for words that the vocabulary does not have.
+        # Id 0 is for words that are not in the vocabulary.
         self.words = Ragged([[number.get(w, 0) for w in document.words] for document in documents])
         self.sentences = Ragged([document.sentences for document in documents])
         self.paragraphs = Ragged([document.paragraphs for document in documents])
@@ -189,7 +189,7 @@ class DocumentSplit(Split):
             sentences = even_sizes(int(self.lengths[index]), len(sentences))
         if self.shape != "random":
             return document_tree(sentences, paragraphs)
-        # Of the seed and the place alone, so that every epoch sees the same tree.
+        # By the seed and the index only, so that every epoch sees the same tree.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
         rows = torch.randperm(int(self.lengths[index]), generator=generator)
         return document_tree(sentences, paragraphs, rows)
@@ -207,9 +207,9 @@ class DocumentSplit(Split):
 
 @dataclass(frozen=True)
 class TreeCollate:
-    """Samples with trees as one batch; ids of words that have frozen vectors become these vectors.
+    """Batches samples with trees, and replaces word ids by their frozen vectors.
 
-    The table belongs to the data and is no weight of a model: it is not trained, counted or saved.
+    The table belongs to the data, not to a model: it is not trained, counted or saved with one.
 
     >>> tree = SignalTree.from_windows(2, modality="text")
     >>> sample = {"inputs": {"text": torch.tensor([1, 0])}, "tree": tree, "labels": torch.tensor(0)}
@@ -217,10 +217,10 @@ class TreeCollate:
     [[5.0], [0.0]]
     """
 
-    vectors: dict[str, Tensor]  # [vocabulary, width] for each modality that has some
+    vectors: dict[str, Tensor]  # [vocabulary, width] for each modality with vectors
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        from polyscale.models import collate_trees  # needs transformers, which loading does not
+        from polyscale.models import collate_trees  # imports transformers
 
         batch = collate_trees(samples)
         for name, table in self.vectors.items():

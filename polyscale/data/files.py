@@ -1,6 +1,6 @@
-"""Where data come from: a folder of known files, or the Hugging Face Hub. Nothing is unpickled.
+"""Sources of data: a folder of known files, or the Hugging Face Hub. Nothing is unpickled.
 
-A compressed file is unpacked only as far as a limit in proportion to its size.
+Compressed files are unpacked up to a limit in proportion to their size.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from polyscale._extras import require
 
 FOLDER_VARIABLE = "POLYSCALE_DATA"
 
-# What a file may hold when it is unpacked, in times its own size: text takes 3 to 5, deflate can
-# reach 1,032. Below the second number a file is harmless whatever it holds.
+# The largest ratio of unpacked to compressed size: text has 3 to 5, deflate can reach 1,032. Up to
+# _HARMLESS bytes any ratio is accepted.
 EXPANSION = 64
 _HARMLESS = 2**20  # bytes
 
-# SHA-256 of files that always have the same content. A file of another name is not in here, such as
-# an own agnews_train.jsonl.gz: its rows are checked and counted instead.
+# SHA-256 of files with a known content. Files of other names, such as a user's own
+# agnews_train.jsonl.gz, are not listed: their rows are checked and counted instead.
 CHECKSUMS = {
     "cifar10_gray.npz": "28151f70bb05e0a99d2ef20d0cd5d1f12ede83fc2d80a2204c0397c0486c309a",
     "imdb_train.jsonl.gz": "bfdcb58d2cf7aca8144bb2810fb16a50d7e0bf194cb7467e5d60f43e666bb628",
@@ -47,38 +47,38 @@ CHECKSUMS = {
 
 @dataclass(frozen=True)
 class DataFile:
-    """The content of one file, read and checked once."""
+    """The content of a file, read and checked once."""
 
     path: Path
     content: bytes
     sha256: str
 
     def record(self, **more: Any) -> dict[str, Any]:
-        """The file as `TaskData.source` names it."""
+        """The entry of the file in `TaskData.source`."""
         return {"name": self.path.name, "sha256": self.sha256, **more}
 
 
 def find_folder(data_dir: Path | str | None) -> Path | None:
-    """The folder with the files: the argument, else POLYSCALE_DATA, else None for the Hub."""
+    """The folder with the files: the argument or POLYSCALE_DATA; None for the Hub."""
     chosen = data_dir if data_dir is not None else os.environ.get(FOLDER_VARIABLE) or None
     if chosen is None:
         return None
     if not isinstance(chosen, str | Path):
-        raise TypeError(f"data_dir takes a path or None, got {chosen!r}")
+        raise TypeError(f"data_dir must be a path or None, got {chosen!r}")
     folder = Path(chosen).expanduser()
     if not folder.is_dir():
         name = "data_dir" if data_dir is not None else FOLDER_VARIABLE
-        raise FileNotFoundError(f"{name} takes a folder, and there is none at {folder}")
+        raise FileNotFoundError(f"{name} must be a folder that exists, got {folder}")
     return folder
 
 
 def read_first(folder: Path, names: Sequence[str], task: str, advice: str = "") -> DataFile:
-    """The first of `names` that the folder has, with its checksum compared to the known one."""
+    """The first of `names` in the folder; its checksum must be the known one."""
     for name in names:
         path = folder / name
         if path.is_file():
             return _read(path)
-    advice = advice or "put it there, or name no folder to take the data from the Hub"
+    advice = advice or "put it there, or give no folder to load the data from the Hub"
     raise FileNotFoundError(f"{task} needs {' or '.join(names)} in {folder}: {advice}")
 
 
@@ -88,21 +88,21 @@ def _read(path: Path) -> DataFile:
     expected = CHECKSUMS.get(path.name)
     if expected is not None and found != expected:
         raise ValueError(
-            f"{path} is damaged or is another file: its SHA-256 is {found}, expected {expected}"
+            f"{path} must have SHA-256 {expected}, got {found}: it is damaged or another file"
         )
     return DataFile(path, content, found)
 
 
 def unzip(file: DataFile) -> bytes:
-    """What a gzip file holds; one cut short, damaged or blown up is refused by name."""
+    """The content of a gzip file; truncated, damaged and oversized files are errors."""
     limit = _limit(file)
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(file.content)) as stream:
             content = stream.read(limit + 1)
     except EOFError:
-        raise ValueError(f"{file.path} is cut short: the end of its gzip data is missing") from None
+        raise ValueError(f"{file.path} is truncated: the end of its gzip data is missing") from None
     except (OSError, zlib.error) as error:
-        raise ValueError(f"{file.path} is damaged or no gzip file: {error}") from None
+        raise ValueError(f"{file.path} is damaged or not a gzip file: {error}") from None
     if len(content) > limit:
         raise ValueError(_too_large(file, "more"))
     return content
@@ -114,20 +114,20 @@ def _limit(file: DataFile) -> int:
 
 def _too_large(file: DataFile, size: str) -> str:
     return (
-        f"{file.path} takes at most {_limit(file):,} bytes when unpacked ({EXPANSION} times its "
-        f"own {len(file.content):,}), got {size}: it is no data of this kind"
+        f"{file.path} must unpack to at most {_limit(file):,} bytes ({EXPANSION} times its own "
+        f"{len(file.content):,}), got {size}: it is not data of this kind"
     )
 
 
 def unzip_lines(file: DataFile) -> Iterator[tuple[str, bytes]]:
-    """The lines of a gzip file that are not blank, each with its place for messages."""
+    """The non-blank lines of a gzip file, each with its location for messages."""
     for number, line in enumerate(io.BytesIO(unzip(file)), start=1):
         if line.strip():
             yield f"{file.path}, line {number}", line.rstrip(b"\r\n")
 
 
 def read_arrays(file: DataFile, names: Sequence[str], task: str) -> list[Any]:
-    """Arrays of an .npz file. What it declares is compared to what it holds before it is read."""
+    """Arrays of an .npz file; declared sizes are checked against the file before reading."""
     numpy = require("numpy", "train", task)
     try:
         with zipfile.ZipFile(io.BytesIO(file.content)) as archive:
@@ -136,10 +136,12 @@ def read_arrays(file: DataFile, names: Sequence[str], task: str) -> list[Any]:
             if total <= _limit(file):
                 # zipfile unpacks no more than a member declares.
                 return [_read_array(numpy, archive.read(member)) for member in members]
-    # A damaged header can raise almost anything: it is read by Python's own parser.
+    # A damaged header can raise almost any error: it is parsed as Python.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{file.path} is damaged or no plain .npz file ({reason})") from error
+        raise ValueError(
+            f"{file.path} is damaged or not an .npz file of arrays ({reason})"
+        ) from error
     raise ValueError(_too_large(file, f"{total:,}"))
 
 
@@ -149,7 +151,7 @@ def _read_array(numpy: Any, content: bytes) -> Any:
     readers = {(1, 0): headers.read_array_header_1_0, (2, 0): headers.read_array_header_2_0}
     shape, _, kind = readers[headers.read_magic(stream)](stream)
     declared, held = math.prod(shape) * kind.itemsize, len(content) - stream.tell()
-    # Objects would be unpickled; elements without bytes can be any number of them.
+    # Objects would be unpickled, and an array of zero-sized elements can declare any shape.
     if kind.hasobject or not kind.itemsize or declared != held:
         raise ValueError(f"an array of {list(shape)} elements of {kind!r} in {held:,} bytes")
     stream.seek(0)
@@ -157,15 +159,15 @@ def _read_array(numpy: Any, content: bytes) -> Any:
 
 
 def read_rows(file: DataFile, classes: int) -> tuple[list[str], list[int]]:
-    """Texts and labels of a .jsonl.gz file; a bad line is refused by its number."""
+    """Texts and labels of a .jsonl.gz file; errors name the line."""
     texts, labels = [], []
     for where, line in unzip_lines(file):
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{where}: no JSON in UTF-8 ({error})") from None
+            raise ValueError(f"{where} must be JSON in UTF-8 ({error})") from None
         if not isinstance(row, dict) or not {"text", "label"} <= row.keys():
-            raise ValueError(f"{where}: takes an object with text and label, got {line[:80]!r}")
+            raise ValueError(f"{where} must be an object with text and label, got {line[:80]!r}")
         texts.append(row["text"])
         labels.append(row["label"])
         check_row(texts[-1], labels[-1], classes, where)
@@ -175,38 +177,38 @@ def read_rows(file: DataFile, classes: int) -> tuple[list[str], list[int]]:
 
 
 def check_row(text: Any, label: Any, classes: int, where: str) -> None:
-    """Refuse a text that has no bytes or a label out of range."""
+    """Raise unless the text is a non-empty string and the label is in range."""
     if not isinstance(text, str) or not text:
-        raise ValueError(f"{where}: text takes a string that is not empty, got {text!r}")
+        raise ValueError(f"{where}: text must be a non-empty string, got {text!r}")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{where}: text has half a surrogate pair, which is no UTF-8") from None
+        raise ValueError(f"{where}: text must be UTF-8, got half a surrogate pair") from None
     if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < classes:
-        raise ValueError(f"{where}: label takes a number from 0 to {classes - 1}, got {label!r}")
+        raise ValueError(f"{where}: label must be from 0 to {classes - 1}, got {label!r}")
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset repository at one commit. The repositories hold Parquet files and no code."""
+    """A dataset repository at one commit; it holds Parquet files and no code."""
 
     repository: str
     revision: str
 
     def load(self, split: str, task: str, files: str) -> Any:
-        """One split; `files` are those that would do instead, for the message when it fails."""
+        """One split; error messages name `files` as the alternative."""
         folder = f"data_dir (--data-dir) or {FOLDER_VARIABLE}"
         datasets = require("datasets", "train", f"{task} without a data folder ({folder})")
         try:
             return datasets.load_dataset(self.repository, split=split, revision=self.revision)
-        # Whatever it is (no network, no such revision, no room), the way out is the same.
+        # Whatever the cause (network, revision, disk space), the alternative is the same.
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise FileNotFoundError(
-                f"{task}: {self.repository} could not be had from the Hugging Face Hub ({reason}): "
-                f"set {folder} to a folder with {files}"
+                f"{task}: {self.repository} could not be loaded from the Hugging Face Hub "
+                f"({reason}): set {folder} to a folder with {files}"
             ) from error
 
     def record(self, **more: Any) -> dict[str, Any]:
-        """The repository as `TaskData.source` names it."""
+        """The entry of the repository in `TaskData.source`."""
         return {"repository": self.repository, "revision": self.revision, **more}

@@ -1,4 +1,4 @@
-"""CIFAR-10 as sequences: 1,024 grey pixels read row by row."""
+"""CIFAR-10 as sequences: 1,024 grey pixels in row-major order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
+from polyscale.checks import check_flag
 from polyscale.data.files import DataFile, HubDataset, find_folder, read_arrays, read_first
 from polyscale.data.splits import ImageSplit, TaskData, collate
 from polyscale.data.validation import choose_validation
@@ -34,9 +35,8 @@ _Images = tuple[Tensor, Tensor]  # [N, 1024] and [N], uint8
 
 
 def load_images(data_dir: Path | str | None, seed: int, tokens: bool) -> TaskData:
-    """Grey CIFAR-10: numbers normalised by the training images, or one of 256 tokens a pixel."""
-    if not isinstance(tokens, bool):
-        raise TypeError(f"tokens takes True or False, got {tokens!r}")
+    """Grey CIFAR-10: pixels as normalised numbers, or as one of 256 tokens."""
+    check_flag("tokens", tokens)
     folder = find_folder(data_dir)
     if folder is None:
         train, test = _from_hub("train"), _from_hub("test")
@@ -46,10 +46,10 @@ def load_images(data_dir: Path | str | None, seed: int, tokens: bool) -> TaskDat
         train, test = _from_archive(file, "train"), _from_archive(file, "test")
         source = {"files": [file.record()]}
     contents = [row.tobytes() for row in train[0].numpy()]
-    kept_back = choose_validation(contents, train[1].tolist(), VALIDATION, seed)
-    is_validation = torch.tensor(kept_back)
+    held_out = choose_validation(contents, train[1].tolist(), VALIDATION, seed)
+    is_validation = torch.tensor(held_out)
     pixels = train[0][~is_validation]
-    # Over the whole set at once in float64: exact sums of bytes, whatever the order.
+    # Sums of bytes in float64 are exact in any order.
     mean = pixels.sum(dtype=torch.float64).item() / pixels.numel() / 255
     squares = (torch.arange(256).double() / 255 - mean).square()
     counts = torch.bincount(pixels.flatten(), minlength=256)
@@ -73,7 +73,7 @@ def load_images(data_dir: Path | str | None, seed: int, tokens: bool) -> TaskDat
         input_channels=None if tokens else 1,
         num_labels=len(LABEL_NAMES),
         max_length=SIDE * SIDE,
-        pad_token_id=None,  # all samples are of one length, and 0 is black
+        pad_token_id=None,  # all samples have one length, and 0 is black
         label_names=LABEL_NAMES,
         source={
             "seed": seed,
@@ -87,7 +87,7 @@ def load_images(data_dir: Path | str | None, seed: int, tokens: bool) -> TaskDat
 
 
 def to_grey(colours: Tensor) -> Tensor:
-    """ITU-R 601 luma of [..., 3] red, green and blue bytes, in whole numbers.
+    """ITU-R 601 luma of `[..., 3]` RGB bytes, in integer arithmetic.
 
     >>> to_grey(torch.tensor([[255, 255, 255], [255, 0, 0]]).byte()).tolist()
     [255, 76]
@@ -104,7 +104,7 @@ def _from_archive(file: DataFile, part: str) -> _Images:
         fits = array.shape[1:] == ((SIDE * SIDE,) if "x" in name else ()) and array.ndim > 0
         if array.dtype != numpy.uint8 or not fits or len(array) != len(arrays[0]) or not len(array):
             raise ValueError(
-                f"{file.path}: {name} takes uint8 {shape}, got {array.dtype} {list(array.shape)}"
+                f"{file.path}: {name} must be uint8 {shape}, got {array.dtype} {list(array.shape)}"
             )
     return _checked(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]), f"{file.path}")
 
@@ -117,7 +117,7 @@ def _from_hub(part: str) -> _Images:
         image = numpy.array(row["img"])  # [32, 32, 3]
         if image.shape != (SIDE, SIDE, 3) or image.dtype != numpy.uint8:
             raise ValueError(
-                f"{HUB.repository}, {part}, row {number}: img takes 32 x 32 RGB bytes, "
+                f"{HUB.repository}, {part}, row {number}: img must be 32 x 32 RGB bytes, "
                 f"got {image.dtype} {list(image.shape)}"
             )
         images.append(to_grey(torch.from_numpy(image)).flatten())
@@ -129,7 +129,5 @@ def _checked(pixels: Tensor, labels: Tensor, where: str) -> _Images:
     wrong = ((labels < 0) | (labels >= len(LABEL_NAMES))).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
-        raise ValueError(
-            f"{where}: label of row {row} takes a number from 0 to 9, got {int(labels[row])}"
-        )
+        raise ValueError(f"{where}: label of row {row} must be from 0 to 9, got {int(labels[row])}")
     return pixels, labels

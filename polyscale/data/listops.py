@@ -1,9 +1,9 @@
-"""ListOps: nested list operations over the digits, made on the spot.
+"""ListOps: nested list operations over the digits, generated.
 
 An expression such as `[MAX 2 9 [MIN 4 7 ] 0 ]` has a value from 0 to 9, which is its class.
 Its length is its number of tokens: an operator with its bracket is one, a digit is one, a closing
-bracket is one. This is the linear form of the Long Range Arena (LRA) task, whose files add round
-parentheses that its readers take out again.
+bracket is one. This is the linear form of the Long Range Arena (LRA) task, whose files also have
+round parentheses that its readers remove.
 
 Trees follow the rule of LRA's published generator: a node is an operator with probability 0.25
 and otherwise a digit; an operator takes 2 to `max_args` arguments, all counts equally likely; the
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
+from polyscale.checks import check_integer
 from polyscale.data.splits import PAD_ID, TokenSplit, collate, flatten
 
 __all__ = [
@@ -56,10 +57,10 @@ _TOKEN_ID = {token: index for index, token in enumerate(VOCABULARY)}
 _FIRST_OPERATOR = _TOKEN_ID["[MIN"]
 _CLOSE = _TOKEN_ID["]"]
 _SHORTEST = 4  # an operator, two digits, a closing bracket
-# How many draws in a row may fail before the limits are called impossible.
+# Consecutive draws that may fail before the limits are reported as impossible.
 _MAX_MISSES = 200_000
 _MAX_DUPLICATES = 10_000
-_CHUNK = 4_096  # expressions whose depth is found at once: bounds the memory it takes
+_CHUNK = 4_096  # expressions whose depth is computed at once, to bound the memory
 
 
 @dataclass(frozen=True)
@@ -86,33 +87,29 @@ class ListOpsConfig:
     def __post_init__(self) -> None:
         least = {"train": 1, "validation": 1, "test": 1, "max_depth": 2, "max_args": 2}
         for name in ("min_length", "max_length", "seed", *least):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} takes a whole number, got {value!r}")
-            if value < least.get(name, 0):
-                raise ValueError(f"{name} takes at least {least.get(name, 0)}, got {value}")
+            check_integer(name, getattr(self, name), least=least.get(name, 0))
         is_names = isinstance(self.operators, tuple | list | set)
         if not is_names or any(name not in OPERATORS for name in self.operators):
-            raise ValueError(f"operators takes names out of {OPERATORS}, got {self.operators!r}")
+            raise ValueError(f"operators must be names out of {OPERATORS}, got {self.operators!r}")
         if not self.operators:
-            raise ValueError(f"operators takes at least one of {OPERATORS}, got none")
+            raise ValueError(f"operators must have at least one of {OPERATORS}, got none")
         # One order, so that the same set of operators always gives the same data.
         ordered = tuple(name for name in OPERATORS if name in self.operators)
         object.__setattr__(self, "operators", ordered)
         if not 0.0 < self.operator_probability <= 1.0:
             raise ValueError(
-                f"operator_probability takes a number in (0, 1], got {self.operator_probability}"
+                f"operator_probability must be in (0, 1], got {self.operator_probability}"
             )
         if self.max_length < max(_SHORTEST, self.min_length):
             raise ValueError(
-                f"max_length takes at least min_length ({self.min_length}) and {_SHORTEST}, the "
-                f"shortest expression; got {self.max_length}"
+                f"max_length must be at least min_length ({self.min_length}) and {_SHORTEST}, the "
+                f"shortest expression, got {self.max_length}"
             )
         longest = self.longest_possible
         if self.min_length > longest:
             raise ValueError(
-                f"min_length is {self.min_length}, but max_depth={self.max_depth} and "
-                f"max_args={self.max_args} allow no more than {longest} tokens"
+                f"min_length must be at most {longest}, the longest expression with "
+                f"max_depth={self.max_depth} and max_args={self.max_args}, got {self.min_length}"
             )
 
     @property
@@ -121,7 +118,7 @@ class ListOpsConfig:
 
     @property
     def longest_possible(self) -> int:
-        """Tokens of the full tree within max_depth and max_args."""
+        """Tokens of the complete tree within max_depth and max_args."""
         length = 1
         for _ in range(self.max_depth - 1):
             length = 2 + self.max_args * length
@@ -132,8 +129,8 @@ class ListOpsConfig:
 LRA = ListOpsConfig()
 # The same trees in at most 512 tokens; the lower limit is a quarter of the upper one, as in LRA.
 T512 = replace(LRA, min_length=128, max_length=512)
-# Short expressions that a small model learns within minutes on a CPU. SM is left out: a sum modulo
-# 10 takes far longer to learn than the rest.
+# Short expressions that a small model learns within minutes on a CPU. There is no SM: a sum modulo
+# 10 takes much longer to learn.
 DEMO = ListOpsConfig(
     min_length=6,
     max_length=32,
@@ -148,7 +145,7 @@ PRESETS = {"lra": LRA, "t512": T512, "demo": DEMO}
 
 
 class ListOpsDataset(TokenSplit):
-    """One split of expressions: one byte for each token; groups by length and nesting depth.
+    """One split of expressions, one byte for each token, grouped by length and nesting depth.
 
     >>> split = ListOpsDataset.from_expressions(["[MAX 2 9 ]", "[MIN 4 [MAX 7 1 ] ]"])
     >>> split[0]["input_ids"].tolist(), split[0]["labels"].item(), split.groups["depth"].tolist()
@@ -167,13 +164,13 @@ class ListOpsDataset(TokenSplit):
 
     @classmethod
     def from_samples(cls, samples: Sequence[tuple[bytes, int]]) -> ListOpsDataset:
-        """Lay (token ids, value) pairs end to end."""
+        """Concatenate (token ids, value) pairs."""
         tokens, offsets = flatten([ids for ids, _ in samples])
         return cls(tokens, offsets, torch.tensor([value for _, value in samples]).long())
 
 
 def nesting_depth(tokens: Tensor, offsets: Tensor) -> Tensor:
-    """How many operators are open at once, at most, in each expression: int64 [N].
+    """The largest number of open operators in each expression: `[N]`, int64.
 
     >>> nesting_depth(torch.tensor(encode("[MAX 2 [MIN 4 7 ] ]")), torch.tensor([0, 7])).tolist()
     [2]
@@ -183,7 +180,7 @@ def nesting_depth(tokens: Tensor, offsets: Tensor) -> Tensor:
         bounds = offsets[start : start + _CHUNK + 1]
         part = tokens[bounds[0] : bounds[-1]]
         steps = (part >= _FIRST_OPERATOR).int() - 2 * (part == _CLOSE).int()
-        # Every expression ends at depth 0, so one running sum serves them all.
+        # Every expression ends at depth 0, so one cumulative sum serves all.
         open_operators = steps.cumsum(0, dtype=torch.int32)
         rows = torch.arange(len(bounds) - 1).repeat_interleave(bounds.diff())
         deepest = torch.zeros(len(bounds) - 1, dtype=torch.int32)
@@ -221,16 +218,16 @@ def make_listops(config: ListOpsConfig = DEMO, *, progress: bool = False) -> Lis
                 duplicates += 1
                 if duplicates > _MAX_DUPLICATES:
                     raise ValueError(
-                        f"train + validation + test asks for {config.total} distinct expressions, "
-                        f"but after {len(samples)} the last {_MAX_DUPLICATES} draws were all "
-                        "repeats: ask for fewer, or raise max_length, max_depth or max_args"
+                        "train + validation + test must be at most the number of distinct "
+                        f"expressions, got {config.total}: after {len(samples)}, the last "
+                        f"{_MAX_DUPLICATES} draws were repeats; ask for fewer, or raise "
+                        "max_length, max_depth or max_args"
                     )
                 continue
             duplicates = 0
             samples[ids] = value
             advance()
-    # Frequent (short) expressions come early among distinct ones; a shuffle gives the three
-    # splits one distribution.
+    # Frequent (short) expressions are drawn early; a shuffle gives the splits one distribution.
     keys = [generator.random() for _ in range(config.total)]
     drawn = list(samples.items())
     order = sorted(range(config.total), key=keys.__getitem__)
@@ -252,15 +249,15 @@ def encode(text: str) -> list[int]:
     """
     unknown = [token for token in text.split() if token not in _TOKEN_ID]
     if unknown:
-        raise ValueError(f"text takes the tokens {VOCABULARY[1:]}, got {unknown[0]!r}")
+        raise ValueError(f"text must have tokens out of {VOCABULARY[1:]}, got {unknown[0]!r}")
     return [_TOKEN_ID[token] for token in text.split()]
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Text of token ids, padding left out; the inverse of `encode`."""
+    """Text of token ids without padding; the inverse of `encode`."""
     for index in ids:
         if not 0 <= index < len(VOCABULARY):
-            raise ValueError(f"ids takes numbers from 0 to {len(VOCABULARY) - 1}, got {index}")
+            raise ValueError(f"ids must be from 0 to {len(VOCABULARY) - 1}, got {index}")
     return " ".join(VOCABULARY[index] for index in ids if index != PAD_ID)
 
 
@@ -283,10 +280,10 @@ def evaluate(expression: str | Sequence[int]) -> int:
             name, arguments = pending.pop()
             (pending[-1][1] if pending else result).append(_apply(name, arguments))
         elif token != PAD_ID:
-            raise ValueError(f"expression has no place for token {token} at position {position}")
+            raise ValueError(f"expression must not have token {token} at position {position}")
     if pending or len(result) != 1:
         raise ValueError(
-            f"expression takes one complete expression, got {len(pending)} open brackets and "
+            f"expression must be one complete expression, got {len(pending)} open brackets and "
             f"{len(result)} values"
         )
     return result[0]
@@ -315,8 +312,9 @@ def _draw_expression(generator: random.Random, config: ListOpsConfig) -> tuple[b
             value = _fill(generator, config.operators, [iter(level) for level in shape], 0, tokens)
             return bytes(tokens), value
     raise ValueError(
-        f"min_length={config.min_length} to max_length={config.max_length} was not met by "
-        f"{_MAX_MISSES} trees in a row of max_depth={config.max_depth}, max_args={config.max_args}"
+        f"min_length and max_length must be lengths that occur with max_depth={config.max_depth} "
+        f"and max_args={config.max_args}, got {config.min_length} and {config.max_length}: none of "
+        f"{_MAX_MISSES} trees had such a length"
     )
 
 
@@ -324,12 +322,12 @@ def _draw_shape(generator: random.Random, config: ListOpsConfig) -> list[list[in
     """Number of arguments of every node, depth by depth (0 for a digit); None if it does not fit.
 
     Most trees are too short or too long, so shapes are drawn first and filled only when they fit.
-    `random()` is the one method whose sequence Python promises to keep, so all draws come from it.
+    All draws use `random()`, the only method whose sequence Python guarantees across versions.
     """
     draw = generator.random
     counts = config.max_args - 1  # 2 .. max_args arguments
     probability = config.operator_probability
-    arguments = 2 + int(draw() * counts)  # the root: a lone digit is no expression
+    arguments = 2 + int(draw() * counts)  # the root is an operator
     levels = [[arguments]]
     length = 2 + arguments
     for depth in range(2, config.max_depth + 1):
@@ -342,9 +340,8 @@ def _draw_shape(generator: random.Random, config: ListOpsConfig) -> list[list[in
         if not arguments:
             break
         operators = len(level) - level.count(0)
-        length += (
-            operators + arguments
-        )  # an operator's node becomes two tokens around its arguments
+        # The node of an operator becomes two tokens around its arguments.
+        length += operators + arguments
         if length > config.max_length:
             return None
     return levels if config.min_length <= length <= config.max_length else None
@@ -359,7 +356,7 @@ def _fill(
 ) -> int:
     """Write the tokens under the next node of this depth and return its value.
 
-    Depth first meets the nodes of one depth from left to right, the order in which they are stored.
+    A depth-first traversal visits the nodes of one depth from left to right, as they are stored.
     """
     arguments = next(levels[depth])
     if not arguments:

@@ -1,4 +1,4 @@
-"""ListOps as a task: generated and kept, or read from the files of the Long Range Arena."""
+"""ListOps as a task: generated and cached, or read from the files of the Long Range Arena."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from polyscale.data.cache import kept_or_made
+from polyscale.checks import check_choice
+from polyscale.data.cache import cached_or_made
 from polyscale.data.listops import (
     NUM_CLASSES,
     PAD_ID,
@@ -26,12 +27,12 @@ from polyscale.data.listops import (
 )
 from polyscale.data.splits import TaskData
 
-# To be raised with every change of what the generator gives, so that no older data are taken.
+# Increase with every change of the generated data, so that older cache entries are not used.
 GENERATOR_VERSION = 1
 TSV_FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 
-# Smaller sets than this many tokens are made about as fast as they are read.
-_KEPT_FROM = 5_000_000
+# Data of fewer tokens are generated about as fast as they are read.
+_CACHED_FROM = 5_000_000
 _COLUMNS = ("tokens", "offsets", "labels")
 _Splits = dict[str, ListOpsDataset]
 
@@ -39,11 +40,13 @@ _Splits = dict[str, ListOpsDataset]
 def load_listops(
     seed: int, progress: bool, preset: str, tsv: str | Path | None, **limits: Any
 ) -> TaskData:
-    """ListOps by preset, with the limits that are not None in its place, or from TSV files."""
+    """ListOps by preset, changed by the limits that are not None, or from TSV files."""
     limits = {name: value for name, value in limits.items() if value is not None}
     if tsv is not None:
         if limits:
-            raise ValueError(f"tsv goes without {', '.join(limits)}: the files are what they are")
+            raise ValueError(
+                f"tsv must not be combined with {', '.join(limits)}: files are read whole"
+            )
         splits, source = _read_folder(tsv)
         longest = max(int(split.lengths.max()) for split in splits.values())
     else:
@@ -75,10 +78,9 @@ def load_listops(
 
 
 def _configure(preset: str, limits: dict[str, Any], seed: int) -> ListOpsConfig:
-    if preset not in tuple(PRESETS):
-        raise ValueError(f"preset takes one of {', '.join(PRESETS)}, got {preset!r}")
+    check_choice("preset", preset, PRESETS)
     if isinstance(limits.get("operators"), list):
-        limits["operators"] = tuple(limits["operators"])  # as YAML and JSON have it
+        limits["operators"] = tuple(limits["operators"])  # YAML and JSON have lists
     return replace(PRESETS[preset], **limits, seed=seed)
 
 
@@ -89,27 +91,27 @@ def _generate(config: ListOpsConfig, progress: bool) -> tuple[_Splits, dict[str,
         made = make_listops(config, progress=progress)
         return {"train": made.train, "validation": made.validation, "test": made.test}
 
-    small = config.total * config.max_length < _KEPT_FROM
-    splits = make() if small else _kept_or_made(recipe, make)
+    small = config.total * config.max_length < _CACHED_FROM
+    splits = make() if small else _cached_or_made(recipe, make)
     return splits, {"generator": recipe, "notes": []}
 
 
 def _read_folder(folder: str | Path) -> tuple[_Splits, dict[str, Any]]:
     if not isinstance(folder, str | Path):
-        raise TypeError(f"tsv takes a folder, got {folder!r}")
+        raise TypeError(f"tsv must be a folder, got {folder!r}")
     paths = {part: Path(folder).expanduser() / name for part, name in TSV_FILES.items()}
     for path in paths.values():
         if not path.is_file():
             names = ", ".join(TSV_FILES.values())
-            raise FileNotFoundError(f"tsv takes a folder with {names}; {path} is missing")
-    # Checking every value takes a while, so what was read is kept as well.
+            raise FileNotFoundError(f"tsv must be a folder with {names}; {path} is missing")
+    # Checking every value is slow, so the result is cached.
     records = [{"name": path.name, "sha256": _digest(path)} for path in paths.values()]
     recipe = {"version": GENERATOR_VERSION, "files": records}
 
     def make() -> _Splits:
         return {part: ListOpsDataset.from_samples(read_tsv(path)) for part, path in paths.items()}
 
-    splits = _kept_or_made(recipe, make)
+    splits = _cached_or_made(recipe, make)
     trained = set(_contents(splits["train"]))
     notes = []
     for part in ("validation", "test"):
@@ -120,9 +122,9 @@ def _read_folder(folder: str | Path) -> tuple[_Splits, dict[str, Any]]:
 
 
 def read_tsv(path: Path) -> list[tuple[bytes, int]]:
-    """Token ids and values of a file of the Long Range Arena; each value is checked.
+    """Token ids and values from a file of the Long Range Arena; each value is checked.
 
-    Its columns are Source, with round parentheses that are taken out, and Target.
+    Its columns are Source, whose round parentheses are removed, and Target.
     """
     samples = []
     columns: list[str] = []
@@ -133,10 +135,10 @@ def read_tsv(path: Path) -> list[tuple[bytes, int]]:
             if number == 1:
                 columns = cells
                 if not {"Source", "Target"} <= set(columns):
-                    raise ValueError(f"{where}: takes columns Source and Target, got {line[:80]!r}")
+                    raise ValueError(f"{where} must name Source and Target, got {line[:80]!r}")
                 continue
             if len(cells) != len(columns):
-                raise ValueError(f"{where}: takes {len(columns)} columns, got {len(cells)}")
+                raise ValueError(f"{where} must have {len(columns)} columns, got {len(cells)}")
             row = dict(zip(columns, cells, strict=True))
             try:
                 ids = encode(row["Source"].replace("(", " ").replace(")", " "))
@@ -144,15 +146,15 @@ def read_tsv(path: Path) -> list[tuple[bytes, int]]:
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
             if row["Target"] != str(value):
-                raise ValueError(f"{where}: Target is {row['Target']!r}, but the value is {value}")
+                raise ValueError(f"{where}: Target must be {value}, got {row['Target']!r}")
             samples.append((bytes(ids), value))
     if not samples:
         raise ValueError(f"{path} has no rows")
     return samples
 
 
-def _kept_or_made(recipe: dict[str, Any], make: Callable[[], _Splits]) -> _Splits:
-    """The splits out of the cache, or made and put there."""
+def _cached_or_made(recipe: dict[str, Any], make: Callable[[], _Splits]) -> _Splits:
+    """The splits from the cache; otherwise they are made and cached."""
 
     def make_tensors() -> dict[str, Tensor]:
         return {
@@ -161,9 +163,9 @@ def _kept_or_made(recipe: dict[str, Any], make: Callable[[], _Splits]) -> _Split
             for column in _COLUMNS
         }
 
-    kept = kept_or_made("listops", recipe, make_tensors)
+    tensors = cached_or_made("listops", recipe, make_tensors)
     return {
-        part: ListOpsDataset(*(kept[f"{part}.{column}"] for column in _COLUMNS))
+        part: ListOpsDataset(*(tensors[f"{part}.{column}"] for column in _COLUMNS))
         for part in TSV_FILES
     }
 

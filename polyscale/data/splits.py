@@ -1,4 +1,4 @@
-"""The shapes data come in: a split is a Dataset that knows its lengths; three make a task."""
+"""Splits, which are Datasets with known lengths, and tasks, which have three of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 PAD_ID = 0
 BYTES = "bytes"
-IGNORED = -100  # the label of a position where no answer is asked, as in Hugging Face models
+IGNORED = -100  # the label of positions without one, as in Hugging Face models
 
 _SHADES = " .:-=+*#%@"
 
@@ -22,10 +22,10 @@ _SHADES = " .:-=+*#%@"
 class Split(Dataset[dict[str, Any]], ABC):
     """One of the three parts of a task.
 
-    A sample has "input_ids" (int64, [T]) or "input_values" (float32, [T, C]), and "labels": a class
-    (int64 scalar), or for language one int64 a position, -100 where no answer is asked. Language
-    labels are not shifted: `labels[t]` is the token at position t, and the model shifts them.
-    A sample of a tree task has "inputs" (a tensor for each modality), "tree" and "labels" instead.
+    A sample has "input_ids" (int64, `[T]`) or "input_values" (float32, `[T, C]`), and "labels": a
+    class (int64 scalar), or for language `[T]`, with -100 where there is no label. Language labels
+    are not shifted: `labels[t]` is the token at position t, and the model shifts them. A sample of
+    a tree task has "inputs" (a tensor for each modality), "tree" and "labels" instead.
     """
 
     lengths: Tensor  # [N], int64: positions of each sample
@@ -39,7 +39,7 @@ class Split(Dataset[dict[str, Any]], ABC):
         return self._sample(self._checked(index))
 
     def text(self, index: int) -> str:
-        """Sample `index` in readable form."""
+        """Sample `index` as readable text."""
         return self._text(self._checked(index))
 
     @abstractmethod
@@ -55,10 +55,10 @@ class Split(Dataset[dict[str, Any]], ABC):
 
 
 class TokenSplit(Split):
-    """Classified sequences of any lengths, end to end in one flat tensor.
+    """Classified sequences of any lengths, concatenated in one tensor.
 
-    `shift` is added to what is stored to get the token id: bytes are stored as they are, and 0 is
-    left for padding. `decode` turns token ids into text.
+    A token id is the stored value plus `shift`: bytes are stored unchanged, and id 0 is padding.
+    `decode` turns token ids into text.
 
     >>> split = TokenSplit.from_bytes([b"ab", b"c"], [0, 1], shift=1, decode=decode_bytes)
     >>> split[0]["input_ids"].tolist(), split.lengths.tolist(), split.text(1)
@@ -77,11 +77,11 @@ class TokenSplit(Split):
     ) -> None:
         if len(offsets) != len(labels) + 1:
             raise ValueError(
-                f"offsets takes one entry more than labels, got {len(offsets)} for {len(labels)}"
+                f"offsets must be one longer than labels, got {len(offsets)} for {len(labels)}"
             )
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(tokens):
             raise ValueError(
-                f"offsets takes 0 to the number of tokens ({len(tokens)}), "
+                f"offsets must go from 0 to the number of tokens ({len(tokens)}), "
                 f"got {int(offsets[0])} to {int(offsets[-1])}"
             )
         self.tokens = tokens  # [total tokens], uint8
@@ -102,7 +102,7 @@ class TokenSplit(Split):
         shift: int = 0,
         groups: dict[str, Tensor] | None = None,
     ) -> TokenSplit:
-        """Lay sequences end to end."""
+        """Concatenate sequences."""
         tokens, offsets = flatten(sequences)
         classes = labels if isinstance(labels, Tensor) else torch.tensor([*labels]).long()
         return cls(tokens, offsets, classes, decode=decode, shift=shift, groups=groups)
@@ -119,7 +119,7 @@ class TokenSplit(Split):
 
 
 class ImageSplit(Split):
-    """Classified square grey images read row by row: numbers, or one token for each pixel.
+    """Classified square grey images in row-major order: numbers, or a token for each pixel.
 
     >>> split = ImageSplit(torch.tensor([[0, 255, 255, 0]]).byte(), torch.tensor([3]), 0.5, 0.5)
     >>> split[0]["input_values"].tolist()
@@ -143,7 +143,7 @@ class ImageSplit(Split):
         return {"input_values": values[:, None], "labels": self.labels[index]}  # [T, 1]
 
     def _text(self, index: int) -> str:
-        """The image in ten shades; two rows make a line, as letters are taller than wide."""
+        """The image in ten shades; a line shows two rows, because letters are taller than wide."""
         side = round(self.pixels.shape[1] ** 0.5)
         image = self.pixels[index].view(side, side).float()
         rows = [image[row : row + 2].mean(0) for row in range(0, side, 2)]
@@ -151,7 +151,7 @@ class ImageSplit(Split):
 
 
 class SequenceSplit(Split):
-    """Language samples of one length, with the positions where an answer is asked.
+    """Language samples of one length, with a mask of the labelled positions.
 
     >>> ids = torch.tensor([[2, 3, 1, 2, 3]])
     >>> split = SequenceSplit(ids, torch.tensor([[0, 0, 0, 1, 1]]).bool())
@@ -166,7 +166,7 @@ class SequenceSplit(Split):
     ) -> None:
         if tokens.shape != asked.shape:
             raise ValueError(
-                f"asked takes the shape of tokens {list(tokens.shape)}, got {list(asked.shape)}"
+                f"asked must have the shape of tokens {list(tokens.shape)}, got {list(asked.shape)}"
             )
         self.tokens = tokens  # [N, T], any integer type
         self.asked = asked  # [N, T], bool
@@ -178,15 +178,15 @@ class SequenceSplit(Split):
         return {"input_ids": ids, "labels": ids.where(self.asked[index], IGNORED)}
 
     def _text(self, index: int) -> str:
-        """Token ids; those asked for stand in parentheses."""
+        """Token ids; labelled ones are in parentheses."""
         pairs = zip(self.tokens[index].tolist(), self.asked[index].tolist(), strict=True)
         return " ".join(f"({token})" if asked else str(token) for token, asked in pairs)
 
 
 class WindowSplit(Split):
-    """Windows of a stream of bytes, side by side; the last one may be shorter.
+    """Adjacent windows of a stream of bytes; the last one may be shorter.
 
-    Every position is its own label. A model predicts all bytes of a window but its first.
+    Labels are the bytes themselves. A model predicts all bytes of a window but the first.
 
     >>> split = WindowSplit(torch.tensor(list(b"abcdefg")).byte(), length=3)
     >>> [split.text(index) for index in range(len(split))]
@@ -199,7 +199,7 @@ class WindowSplit(Split):
         self.stream = stream  # [total bytes], uint8
         self.length = length
         full, rest = divmod(len(stream), length)
-        # One byte alone has nothing to be predicted from.
+        # A single byte has no context to be predicted from.
         sizes = [length] * full + ([rest] if rest > 1 else [])
         self.lengths = torch.tensor(sizes, dtype=torch.int64)
         self.groups = {"length": self.lengths}
@@ -217,7 +217,7 @@ class WindowSplit(Split):
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task, ready for training: three splits and what a model for them needs to know."""
+    """A task, ready for training: three splits, and the sizes that its models need."""
 
     name: str
     kind: str  # "classification" or "language"
@@ -225,18 +225,18 @@ class TaskData:
     validation: Split
     test: Split
     collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
-    vocab_size: int | None  # None for numbers as inputs, and for trees
-    input_channels: int | None  # None for tokens as inputs, and for trees
+    vocab_size: int | None  # None for numeric inputs and for trees
+    input_channels: int | None  # None for tokens and for trees
     num_labels: int | None  # None for language
-    max_length: int  # longest sequence that can occur
+    max_length: int  # of any sequence
     pad_token_id: int | None
     label_names: tuple[str, ...] | None
-    source: dict[str, Any]  # ready for JSON: options, sizes, files or repository, what is unusual
+    source: dict[str, Any]  # JSON: options, sizes, files or repository, notes
     example: str  # one test sample with its answer
-    # For trees, what `HTEConfig` calls so: the inputs of each modality, the names of fields.
+    # Of tree tasks, as in `HTEConfig`: the inputs of each modality, the names of fields.
     modalities: dict[str, dict[str, int]] | None = None
     key_names: tuple[str, ...] = ()
-    # What token ids stand for: BYTES (id = byte + 1), or a word for each id; None for all else.
+    # The meaning of token ids: BYTES (id = byte + 1), or a word for each id; None without tokens.
     tokens: str | tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
@@ -245,29 +245,29 @@ class TaskData:
 
 
 def flatten(sequences: Sequence[bytes]) -> tuple[Tensor, Tensor]:
-    """All bytes end to end, and where each sequence begins (one entry more for the end)."""
+    """All sequences concatenated, and their offsets (with the end as the last entry)."""
     joined = bytearray(b"".join(sequences))
     tokens = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.zeros(0).byte()
     return tokens, torch.tensor([*accumulate(map(len, sequences), initial=0)])
 
 
 def decode_bytes(ids: Sequence[int]) -> str:
-    """Text of byte tokens (id = byte + 1, 0 is padding); bytes that are no UTF-8 become U+FFFD.
+    """Text of byte tokens (id = byte + 1, 0 is padding); bytes that are not UTF-8 become U+FFFD.
 
     >>> decode_bytes([98, 99, 0])
     'ab'
     """
     for token in ids:
         if not 0 <= token <= 256:
-            raise ValueError(f"ids takes numbers from 0 to 256, got {token}")
+            raise ValueError(f"ids must be from 0 to 256, got {token}")
     return bytes(token - 1 for token in ids if token != PAD_ID).decode("utf-8", errors="replace")
 
 
 def collate(batch: Sequence[dict[str, Tensor]], pad_id: int = PAD_ID) -> dict[str, Tensor]:
-    """Make one batch of samples, padded on the right to the longest of them.
+    """Batch samples, padded on the right to the longest of them.
 
-    Token ids come with an attention_mask, 1 on real tokens; images are all of one size and have
-    none. Labels of padding are -100.
+    Token ids have an attention_mask, 1 on real tokens; images have one size and no mask. Labels at
+    padding are -100.
 
     >>> rows = [torch.tensor([5]), torch.tensor([6, 7])]
     >>> batch = collate([{"input_ids": row, "labels": torch.tensor(0)} for row in rows])
@@ -275,7 +275,7 @@ def collate(batch: Sequence[dict[str, Tensor]], pad_id: int = PAD_ID) -> dict[st
     ([[5, 0], [6, 7]], [[1, 0], [1, 1]])
     """
     if not batch:
-        raise ValueError("batch takes at least one sample, got none")
+        raise ValueError("batch must have at least one sample, got none")
     labels = [sample["labels"] for sample in batch]
     if "input_values" in batch[0]:
         values = torch.stack([sample["input_values"] for sample in batch])  # [B, T, C]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from polyscale.checks import check_integer
 from polyscale.data.files import FOLDER_VARIABLE, find_folder, read_first, unzip
-from polyscale.data.options import whole
 from polyscale.data.splits import BYTES, PAD_ID, TaskData, WindowSplit, collate
 from polyscale.data.texts import BYTE_VOCABULARY
 
@@ -16,13 +16,13 @@ FILES = ("enwik8", "enwik8.gz", "enwik8_20mb.gz")
 OFFICIAL_BYTES = 100_000_000
 OFFICIAL_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 
-# There is no copy on the Hub that can be read without running code from there.
+# The copies on the Hub need code from there to be run.
 _ADVICE = "unpack https://mattmahoney.net/dc/enwik8.zip"
 
 
 def load_stream(data_dir: Path | str | None, length: int) -> TaskData:
-    """The first 90 % of the bytes for training, 5 % for validation, the last 5 % for the test."""
-    whole("length", length, 2)
+    """90 % of the bytes for training, the next 5 % for validation, the last 5 % for test."""
+    check_integer("length", length, least=2)
     folder = find_folder(data_dir)
     if folder is None:
         raise FileNotFoundError(
@@ -35,15 +35,15 @@ def load_stream(data_dir: Path | str | None, length: int) -> TaskData:
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != OFFICIAL_MD5:
             raise ValueError(
-                f"{file.path} is damaged or is another file: it has {len(content):,} bytes with "
-                f"MD5 {found}, expected {OFFICIAL_BYTES:,} with {OFFICIAL_MD5}"
+                f"{file.path} must have {OFFICIAL_BYTES:,} bytes with MD5 {OFFICIAL_MD5}, got "
+                f"{len(content):,} with {found}: it is damaged or another file"
             )
     first, second = len(content) * 90 // 100, len(content) * 95 // 100
     bounds = {"train": (0, first), "validation": (first, second), "test": (second, len(content))}
     if min(stop - start for start, stop in bounds.values()) < 2:
-        raise ValueError(f"{file.path} takes at least 40 bytes, got {len(content)}")
+        raise ValueError(f"{file.path} must have at least 40 bytes, got {len(content)}")
     stream = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    # Copies, so that a split sent to another process does not take the others along.
+    # Copies, so that sending a split to another process does not send the others.
     splits = {
         name: WindowSplit(stream[start:stop].clone(), length)
         for name, (start, stop) in bounds.items()

@@ -1,7 +1,7 @@
-"""Made-up language: associative recall with many queries (MQAR), and copying.
+"""Synthetic language tasks: multi-query associative recall (MQAR), and copying.
 
-Id 0 is padding, which no sample here needs, and id 1 is what holds no information: the filler of
-MQAR, the separator of copying.
+Id 0 is padding, which these samples do not need. Id 1 carries no information: the filler of MQAR,
+the separator of copying.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyscale.data.options import whole
+from polyscale.checks import check_integer, check_number
 from polyscale.data.splits import PAD_ID, SequenceSplit, TaskData, collate
 
 FILLER = SEPARATOR = 1
 
-_FIRST = 2  # the first id that means something
-# Rounds of drawing before the number of different samples asked for is called impossible.
+_FIRST = 2  # the first id of a key, a value or a token to copy
+# Rounds of drawing until there must be enough distinct samples; otherwise an error is raised.
 _MAX_ROUNDS = 50
 
-_Samples = tuple[Tensor, Tensor]  # tokens (int32) and where an answer is asked (bool), [N, T] each
+_Samples = tuple[Tensor, Tensor]  # tokens (int32), positions with a label (bool), [N, T] each
 
 
 def load_recall(
@@ -32,11 +32,11 @@ def load_recall(
     length: int,
     power: float,
 ) -> TaskData:
-    """Keys with their values, then every key once more, its value to be recalled.
+    """Pairs of keys and values, then each key again as a query, whose value is the label.
 
-    Ids from vocab // 2 on are values, those below keys. Where the queries stand follows a power
-    law (Arora and others, Zoology, 2023): with `power` near 0 most come soon after the pairs, with
-    1 all places are equally likely. With several numbers of `pairs`, each is equally likely.
+    Values are the ids from vocab // 2, keys those below. Queries are placed by a power law (Arora
+    et al., Zoology, 2023): with `power` near 0 most come soon after the pairs, with 1 all places
+    are equally likely. With several numbers of `pairs`, each is equally likely.
     """
     choices = _check_recall(vocab, pairs, length, power)
     generator = torch.Generator().manual_seed(seed)
@@ -63,8 +63,8 @@ def load_recall(
 
 def load_copy(seed: int, sizes: dict[str, int], vocab: int, length: int) -> TaskData:
     """`length` random tokens, a separator, and the same tokens again, to be predicted."""
-    whole("length", length, 1)
-    whole("vocab", vocab, _FIRST + 1)
+    check_integer("length", length, least=1)
+    check_integer("vocab", vocab, least=_FIRST + 1)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(count: int) -> _Samples:
@@ -82,18 +82,13 @@ def _check_recall(vocab: Any, pairs: Any, length: Any, power: Any) -> list[int]:
     """The numbers of pairs to choose from."""
     choices = [*pairs] if isinstance(pairs, list | tuple) else [pairs]
     if not choices:
-        raise ValueError("pairs takes a whole number or a list of them, got none")
-    most = max(whole("pairs", number, 1) for number in choices)
-    if whole("length", length, 1) < 4 * most:
-        raise ValueError(f"length takes at least 4 for each of {most} pairs, got {length}")
-    if whole("vocab", vocab, 1) < 2 * (most + _FIRST):
-        raise ValueError(
-            f"vocab takes at least {2 * (most + _FIRST)}, for {most} different keys; got {vocab}"
-        )
-    if isinstance(power, bool) or not isinstance(power, int | float):
-        raise TypeError(f"power takes a number, got {power!r}")
-    if not 0 < power <= 1:
-        raise ValueError(f"power takes a number above 0 and at most 1, got {power}")
+        raise ValueError("pairs must be an integer or a list of integers, got an empty list")
+    most = max(check_integer("pairs", number, least=1) for number in choices)
+    pairs_text = f"{most} pairs need that"
+    check_integer("length", length, least=4 * most, hint=pairs_text)
+    check_integer("vocab", vocab, least=2 * (most + _FIRST), hint=pairs_text)
+    if not check_number("power", power, least=0, most=1):
+        raise ValueError(f"power must be above 0, got {power}; use 1 for uniform places")
     return choices
 
 
@@ -103,40 +98,41 @@ def _draw_recall(
     """Keys, values, and the places of the queries, [N, pairs] each."""
     half = vocab // 2
     order = torch.rand(count, half - _FIRST, generator=generator, dtype=torch.float64)
-    keys = _FIRST + order.argsort(1)[:, :pairs]  # all different
+    keys = _FIRST + order.argsort(1)[:, :pairs]  # distinct
     values = torch.randint(half, vocab, (count, pairs), generator=generator)
-    # A query and its answer take two places. The first clocks to ring, each with its rate, are a
-    # draw by weight without repeats.
+    # A query and its value take two places. The slots with the smallest exponential variables, each
+    # with its own rate, are a weighted sample without replacement.
     slots = (length - 2 * pairs) // 2
     rates = torch.arange(1, slots + 1, dtype=torch.float64) ** (power - 1)
     uniform = torch.rand(count, slots, generator=generator, dtype=torch.float64)
-    rings = -torch.log1p(-uniform) / rates
-    return keys.int(), values.int(), 2 * pairs + 2 * rings.argsort(1)[:, :pairs]
+    times = -torch.log1p(-uniform) / rates
+    return keys.int(), values.int(), 2 * pairs + 2 * times.argsort(1)[:, :pairs]
 
 
 def _draw_distinct(
     draw: Callable[[int], _Samples], sizes: dict[str, int], generator: torch.Generator
 ) -> _Samples:
-    """As many different samples as the splits need, so that none is in two of them."""
-    total = sum(whole(name, size, 1) for name, size in sizes.items())
+    """As many distinct samples as the splits need, so that none is in two of them."""
+    total = sum(check_integer(name, size, least=1) for name, size in sizes.items())
     tokens, asked = draw(total)
     for _ in range(_MAX_ROUNDS):
         first = _first_of_equals(tokens)
         tokens, asked = tokens[first], asked[first]
         if len(tokens) >= total:
-            # Among different samples the likely ones come early; a shuffle makes the splits alike.
+            # Frequent samples are drawn early; a shuffle gives the splits one distribution.
             order = torch.randperm(len(tokens), generator=generator)[:total]
             return tokens[order], asked[order]
         more_tokens, more_asked = draw(total)
         tokens, asked = torch.cat([tokens, more_tokens]), torch.cat([asked, more_asked])
     raise ValueError(
-        f"train + validation + test asks for {total} different samples, but only "
-        f"{len(_first_of_equals(tokens))} came up: ask for fewer, or raise vocab or length"
+        f"train + validation + test must be at most the number of distinct samples, got {total}, "
+        f"of which {len(_first_of_equals(tokens))} were found: ask for fewer, or raise vocab or "
+        "length"
     )
 
 
 def _first_of_equals(tokens: Tensor) -> Tensor:
-    """Indices of rows that no earlier row is equal to, in order."""
+    """Indices of the first row of each set of equal rows, in order."""
     distinct, which = tokens.unique(dim=0, return_inverse=True)
     first = torch.full((len(distinct),), len(tokens))
     first = first.scatter_reduce(0, which, torch.arange(len(tokens)), "amin")
@@ -156,7 +152,7 @@ def _assemble(
     start = 0
     for part, size in sizes.items():
         rows = slice(start, start + size)
-        # Copies, so that a split sent to another process does not take the others along.
+        # Copies, so that sending a split to another process does not send the others.
         properties = {key: values[rows].clone() for key, values in groups.items()}
         splits[part] = SequenceSplit(tokens[rows].clone(), asked[rows].clone(), groups=properties)
         start += size

@@ -1,4 +1,4 @@
-"""Every task by its name: data with what a model needs to know about them."""
+"""Every task by its name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from polyscale.checks import check_choice, check_integer
 from polyscale.data.coco import load_coco
 from polyscale.data.images import load_images
 from polyscale.data.listops_task import load_listops
-from polyscale.data.options import whole
 from polyscale.data.splits import Split, TaskData
 from polyscale.data.stream import load_stream
 from polyscale.data.synthetic import load_copy, load_recall
@@ -33,7 +33,7 @@ __all__ = [
     "task_options",
 ]
 
-# Where the files are, the seed, and whether to show progress: the same for every task.
+# What all loaders get: the folder of the files, the seed, whether to show progress.
 _Common = tuple[Path | str | None, int, bool]
 
 
@@ -45,11 +45,11 @@ def load_task(
     progress: bool = False,
     **options: Any,
 ) -> TaskData:
-    """The data of a task. `task_options(name)` has the options it takes.
+    """The data of a task; `task_options(name)` lists its options.
 
-    Files come from `data_dir`, else from the folder in POLYSCALE_DATA, else from the Hugging Face
-    Hub; listops, mqar and copy are generated. `seed` chooses what is random: generated samples and
-    which training samples are for validation.
+    Files come from `data_dir`, or the folder in POLYSCALE_DATA, or the Hugging Face Hub; listops,
+    mqar and copy are generated. `seed` decides the generated samples, and which training samples
+    are held out for validation.
 
     >>> task = load_task("copy", length=4, train=100, validation=10, test=10)
     >>> task.max_length, len(task.train), task.train[0]["labels"][:5].tolist()
@@ -59,24 +59,23 @@ def load_task(
     unknown = [option for option in options if option not in known]
     if unknown:
         raise ValueError(
-            f"{unknown[0]} is no option of {name}, which takes "
+            f"{unknown[0]} is not an option of {name}, whose options are "
             + ", ".join(f"{option}={default!r}" for option, default in known.items())
         )
-    whole("seed", seed, 0)
+    check_integer("seed", seed, least=0)
     data = _LOADERS[name]((data_dir, seed, progress), **options)
     source = {"task": name, "options": {**known, **options}, **data.source}
-    # Through JSON, so that what is stored and read again is equal to it: no tuples, no paths.
+    # Through JSON (no tuples, no paths), so that it equals what is read from a saved result.
     return replace(data, source=json.loads(json.dumps(source, default=str)))
 
 
 def task_options(name: str) -> dict[str, Any]:
-    """The options of a task with their defaults, ready for JSON.
+    """The options of a task with their default values.
 
     >>> task_options("imdb-char")
     {'length': 1024}
     """
-    if name not in TASKS:
-        raise ValueError(f"name takes one of {', '.join(TASKS)}, got {name!r}")
+    check_choice("name", name, TASKS)
     parameters = inspect.signature(_LOADERS[name]).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
@@ -212,6 +211,6 @@ _LOADERS: dict[str, Callable[..., TaskData]] = {
     "coco18": _coco18,
 }
 TASKS: tuple[str, ...] = tuple(_LOADERS)
-# Their samples have a tree.
+# Tasks whose samples have a tree.
 TREE_TASKS: tuple[str, ...] = ("imdb-words", "agnews-words", "sst2-words", "coco18")
 LANGUAGE_TASKS: tuple[str, ...] = ("enwik8", "mqar", "copy")

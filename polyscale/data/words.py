@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from polyscale.checks import check_choice, check_integer
 from polyscale.data.documents import (
     TEXT,
     TREES,
@@ -15,12 +16,11 @@ from polyscale.data.documents import (
     read_document,
     split_words,
 )
-from polyscale.data.options import whole
 from polyscale.data.splits import TaskData
 from polyscale.data.texts import LabelledTexts, load_texts
 from polyscale.data.vectors import embed_words
 
-# The sets of texts behind the tasks.
+# The set of texts of each task.
 TEXTS = {"imdb-words": "imdb-char", "agnews-words": "agnews", "sst2-words": "sst2"}
 
 
@@ -37,19 +37,17 @@ def load_words(
 ) -> TaskData:
     """A set of texts as trees. Vocabulary and vectors come from all training texts.
 
-    `sizes` are those of the splits: so many texts, drawn at random, of those there are; None for
-    all of them.
+    `sizes` are the numbers of texts of the splits, sampled at random; None for all of them.
     """
-    if tree not in TREES:
-        raise ValueError(f"tree takes one of {', '.join(TREES)}; got {tree!r}")
-    whole("width", width, 1)
+    check_choice("tree", tree, TREES)
+    check_integer("width", width, least=1)
     if max_tokens is not None:
-        whole("max_tokens", max_tokens, 1)
+        check_integer("max_tokens", max_tokens, least=1)
     texts = load_texts(TEXTS[name], data_dir, seed=seed, task=name)
     words = embed_words([split_words(text) for text in texts.train.texts], embedding, width, seed)
     splits, cut = {}, {}
     for part, size in sizes.items():
-        side = take(getattr(texts, part), part, size, seed)
+        side = sample_texts(getattr(texts, part), part, size, seed)
         documents = [read_document(text, max_tokens) for text in side.texts]
         if max_tokens is not None:
             cut[part] = sum(len(split_words(text)) > max_tokens for text in side.texts)
@@ -81,12 +79,11 @@ def load_words(
     )
 
 
-def take(side: LabelledTexts, part: str, size: int | None, seed: int) -> LabelledTexts:
-    """`size` texts of a split drawn at random, in their order; all of them if None."""
+def sample_texts(side: LabelledTexts, part: str, size: int | None, seed: int) -> LabelledTexts:
+    """`size` texts of a split, sampled at random, in their order; all of them if None."""
     if size is None:
         return side
-    if whole(part, size, 1) > len(side):
-        raise ValueError(f"{part} takes at most {len(side)}, which is all there are; got {size}")
+    check_integer(part, size, least=1, most=len(side), hint="None takes all texts")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(side), generator=generator)[:size].sort().values
     return LabelledTexts([side.texts[index] for index in chosen.tolist()], side.labels[chosen])

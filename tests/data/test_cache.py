@@ -15,13 +15,13 @@ from polyscale.data import cache, listops_task
 from polyscale.data.listops import T512
 from polyscale.data.tasks import load_task
 
-KEPT_FROM = listops_task._KEPT_FROM
+KEPT_FROM = listops_task._CACHED_FROM
 SIZES = {"preset": "demo", "train": 300, "validation": 20, "test": 30}
 CHILD = """
 import os, resource, signal, warnings
 from polyscale.data import listops_task
 from polyscale.data.tasks import load_task
-listops_task._KEPT_FROM = 0
+listops_task._CACHED_FROM = 0
 {before}
 task = load_task("listops", preset="demo", train=300, validation=20, test=30)
 print(task.test.text(0))
@@ -30,7 +30,7 @@ print(task.test.text(0))
 
 @pytest.fixture(autouse=True)
 def keep_everything(monkeypatch):
-    monkeypatch.setattr(listops_task, "_KEPT_FROM", 0)
+    monkeypatch.setattr(listops_task, "_CACHED_FROM", 0)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_data_are_generated_once_and_then_read(made):
 
 
 def test_small_sets_are_not_kept(monkeypatch):
-    monkeypatch.setattr(listops_task, "_KEPT_FROM", KEPT_FROM)
+    monkeypatch.setattr(listops_task, "_CACHED_FROM", KEPT_FROM)
     load()
     assert not kept()
     assert T512.total * T512.max_length > KEPT_FROM

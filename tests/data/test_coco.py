@@ -82,11 +82,14 @@ def test_without_a_folder_it_says_what_it_needs(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"i": 0}', "takes an object with i, split, text and label"),
-        ("nothing", "takes an object with i, split, text and label"),
-        ('{"i": 80, "split": "train", "text": "a", "label": 0}', "i takes 0 to 79"),
-        ('{"i": 0, "split": "train", "text": "a", "label": 4}', "label null or 0 to 3"),
-        ('{"i": 0, "split": "dev", "text": "a", "label": 0}', "split takes one of train, test"),
+        ('{"i": 0}', "must be an object with i, split, text and label"),
+        ("nothing", "must be an object with i, split, text and label"),
+        ('{"i": 80, "split": "train", "text": "a", "label": 0}', "must have i from 0 to 79"),
+        ('{"i": 0, "split": "train", "text": "a", "label": 4}', "label null or from 0 to 3"),
+        (
+            '{"i": 0, "split": "dev", "text": "a", "label": 0}',
+            "split must be one of 'train', 'test'",
+        ),
         ('{"i": 0, "split": "train", "text": "a", "label": null}', "no labelled rows of .*train"),
     ],
 )
@@ -109,7 +112,7 @@ def test_a_bad_image_is_named(folder, monkeypatch):
         load(folder)
     (folder / IMAGE_FILE).write_bytes(b"PK nothing")
     accept(monkeypatch, folder)
-    with pytest.raises(ValueError, match=r"is damaged or no plain \.npz file"):
+    with pytest.raises(ValueError, match=r"is damaged or not an \.npz file"):
         load(folder)
 
 
@@ -118,7 +121,7 @@ def test_changed_files_are_refused_by_their_checksum(folder):
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
     row = json.loads(lines[0]) | {"label": 1}
     path.write_bytes(gzip.compress("\n".join([json.dumps(row), *lines[1:]]).encode()))
-    with pytest.raises(ValueError, match="is damaged or is another file"):
+    with pytest.raises(ValueError, match="is damaged or another file"):
         load(folder)
 
 
@@ -138,7 +141,7 @@ def test_a_small_file_of_a_large_image_is_refused_before_it_is_decoded(folder, m
     jpeg = np.frombuffer(b"".join(files), dtype=np.uint8)
     change_images(folder, monkeypatch, jpeg=jpeg, offset=np.cumsum([0, *map(len, files)]))
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))
-    with pytest.raises(ValueError, match=r"image \d+ takes 64 x 64 pixels, got \(1000, 1000\)"):
+    with pytest.raises(ValueError, match=r"image \d+ must have 64 x 64 pixels, got \(1000, 1000\)"):
         load(folder)
 
 
@@ -151,11 +154,11 @@ def test_an_image_that_declares_more_than_pillow_takes_is_named(folder, monkeypa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda offset: np.resize([0, offset[-1]], 82), "offset takes rising numbers from 0"),
-        (lambda offset: offset[1:], "offset takes rising numbers from 0"),
-        (lambda offset: offset[:0], "offset takes rising numbers from 0"),
-        (lambda offset: offset.astype(float), r"offset takes \[N\] of integer, got .* float64"),
-        (lambda offset: offset[:, None], r"offset takes \[N\] of integer, got \[81, 1\]"),
+        (lambda offset: np.resize([0, offset[-1]], 82), "offset must ascend from 0"),
+        (lambda offset: offset[1:], "offset must ascend from 0"),
+        (lambda offset: offset[:0], "offset must ascend from 0"),
+        (lambda offset: offset.astype(float), r"offset must be \[N\] of integer, got .* float64"),
+        (lambda offset: offset[:, None], r"offset must be \[N\] of integer, got \[81, 1\]"),
     ],
 )
 def test_places_of_images_that_overlap_or_are_none_are_refused(

@@ -243,7 +243,7 @@ def test_minilm_gives_the_mean_of_a_word_s_pieces(tiny_minilm):
 
 def test_a_missing_or_foreign_minilm_is_named(tiny_minilm, monkeypatch):
     (tiny_minilm[0] / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match=r"takes a model of type 'bert', .* has 'gpt2'"):
+    with pytest.raises(ValueError, match=r"must hold a model of type 'bert', got 'gpt2'"):
         embed_words([["a", "a"]], "minilm", 128, 0)
     (tiny_minilm[0] / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"needs tokenizer\.json in"):
@@ -254,5 +254,5 @@ def test_a_missing_or_foreign_minilm_is_named(tiny_minilm, monkeypatch):
 
 
 def test_texts_without_a_word_that_comes_twice_are_refused():
-    with pytest.raises(ValueError, match="no word that occurs 2 times"):
+    with pytest.raises(ValueError, match="a word that occurs 2 times"):
         embed_words([["a", "b"]], "learned", 8, 0)

@@ -72,7 +72,7 @@ def test_pixels_can_be_tokens(tmp_path, load):
 
 def test_an_image_of_one_shade_does_not_divide_by_zero(tmp_path, load):
     flat = np.zeros((100, 1024), dtype=np.uint8)
-    flat[np.arange(100), np.arange(100)] = 1  # all different, or none could be kept back
+    flat[np.arange(100), np.arange(100)] = 1  # all different, or none could be held out
     write_images(tmp_path, x_train=flat)
     assert torch.isfinite(load().train[0]["input_values"]).all()
 
@@ -98,13 +98,13 @@ def test_an_image_as_text_has_its_dark_and_light_places(tmp_path, load):
     [
         ({"x_train": None}, "x_train"),
         ({"y_test": None}, "y_test"),
-        ({"x_train": np.zeros((100, 1024), dtype=np.float32)}, "x_train takes uint8"),
-        ({"x_train": np.zeros((100, 3072), dtype=np.uint8)}, "x_train takes uint8"),
-        ({"x_train": np.uint8(3)}, "x_train takes uint8"),
-        ({"y_train": np.zeros(99, dtype=np.uint8)}, "y_train takes uint8"),
-        ({"y_train": np.zeros((100, 1), dtype=np.uint8)}, "y_train takes uint8"),
-        ({"y_train": np.full(100, 10, dtype=np.uint8)}, "row 0 takes a number from 0 to 9, got 10"),
-        ({"x_test": np.zeros((0, 1024), dtype=np.uint8)}, "x_test takes uint8"),
+        ({"x_train": np.zeros((100, 1024), dtype=np.float32)}, "x_train must be uint8"),
+        ({"x_train": np.zeros((100, 3072), dtype=np.uint8)}, "x_train must be uint8"),
+        ({"x_train": np.uint8(3)}, "x_train must be uint8"),
+        ({"y_train": np.zeros(99, dtype=np.uint8)}, "y_train must be uint8"),
+        ({"y_train": np.zeros((100, 1), dtype=np.uint8)}, "y_train must be uint8"),
+        ({"y_train": np.full(100, 10, dtype=np.uint8)}, "row 0 must be from 0 to 9, got 10"),
+        ({"x_test": np.zeros((0, 1024), dtype=np.uint8)}, "x_test must be uint8"),
     ],
 )
 def test_arrays_that_are_not_cifar_are_refused_by_name(changes, message, tmp_path, load):
@@ -117,10 +117,10 @@ def test_nothing_is_unpickled(tmp_path, load):
     objects = np.empty(100, dtype=object)
     objects[:] = [Trap() for _ in range(100)]
     write_images(tmp_path, y_train=objects)
-    with pytest.raises(ValueError, match=r"cifar10_gray\.npz is damaged or no plain \.npz"):
+    with pytest.raises(ValueError, match=r"cifar10_gray\.npz is damaged or not an \.npz"):
         load()
     write(tmp_path / "cifar10_gray.npz", pickle.dumps(Trap()))
-    with pytest.raises(ValueError, match=r"cifar10_gray\.npz is damaged or no plain \.npz"):
+    with pytest.raises(ValueError, match=r"cifar10_gray\.npz is damaged or not an \.npz"):
         load()
     assert UNPICKLED == []
     pickle.loads(pickle.dumps(Trap()))
@@ -164,7 +164,7 @@ def test_an_archive_of_something_else_is_refused(tmp_path, load):
 
 def test_other_content_under_the_name_is_refused(tmp_path):
     write_images(tmp_path)
-    with pytest.raises(ValueError, match=r"its SHA-256 is .* expected 28151f70bb05"):
+    with pytest.raises(ValueError, match=r"must have SHA-256 28151f70bb05.* got"):
         load_task("scifar10", tmp_path)
 
 
@@ -195,7 +195,7 @@ def test_the_hub_gives_grey_images_of_its_colours(monkeypatch):
 def test_an_image_of_another_size_from_the_hub_is_named(monkeypatch):
     table = [{"img": Image.new("L", (32, 32)), "label": 0}]
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: table)
-    with pytest.raises(ValueError, match="uoft-cs/cifar10, train, row 0: img takes 32 x 32 RGB"):
+    with pytest.raises(ValueError, match="uoft-cs/cifar10, train, row 0: img must be 32 x 32 RGB"):
         load_task("scifar10")
 
 
@@ -232,7 +232,7 @@ def test_an_archive_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, 
     write_declared(tmp_path / "cifar10_gray.npz", (2**15, 1024), 2**25)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=r"takes at most [\d,]+ bytes when unpacked .64 times"):
+        with pytest.raises(ValueError, match=r"must unpack to at most [\d,]+ bytes .64 times"):
             load()
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:

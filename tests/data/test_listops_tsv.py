@@ -85,25 +85,25 @@ def test_files_are_checked_once_and_then_come_out_of_the_cache(data, tmp_path, m
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("( ( ( [MAX 2 ) 9 ) ] )\t8", "Target is '8', but the value is 9"),
-        ("( ( ( [MAX 2 ) 9 ) ] )\tx", "Target is 'x', but the value is 9"),
-        ("( ( ( [MAX 2 ) 9 ) ] )\t", "Target is '', but the value is 9"),
+        ("( ( ( [MAX 2 ) 9 ) ] )\t8", "Target must be 9, got '8'"),
+        ("( ( ( [MAX 2 ) 9 ) ] )\tx", "Target must be 9, got 'x'"),
+        ("( ( ( [MAX 2 ) 9 ) ] )\t", "Target must be 9, got ''"),
         ("( ( ( [TOP 2 ) 9 ) ] )\t9", r"got '\[TOP'"),
         ("( ( [MAX 2 ) 9 )\t9", "expression"),
         ("\t9", "expression"),
-        ("( ( ( [MAX 2 ) 9 ) ] )", "takes 2 columns, got 1"),
-        ("a\tb\tc", "takes 2 columns, got 3"),
+        ("( ( ( [MAX 2 ) 9 ) ] )", "must have 2 columns, got 1"),
+        ("a\tb\tc", "must have 2 columns, got 3"),
     ],
 )
 def test_a_wrong_row_is_named_by_file_and_line(data, tmp_path, row, message):
     write(tmp_path, data, change=lambda lines: [*lines[:4], row, *lines[4:]])
-    with pytest.raises(ValueError, match=rf"basic_val\.tsv, line 5: .*{message}"):
+    with pytest.raises(ValueError, match=rf"basic_val\.tsv, line 5.*{message}"):
         load_task("listops", tsv=tmp_path)
 
 
 def test_other_columns_and_no_rows_are_refused(data, tmp_path):
     write(tmp_path, data, change=lambda lines: ["Text\tValue", *lines[1:]])
-    with pytest.raises(ValueError, match=r"basic_val\.tsv, line 1: takes columns Source"):
+    with pytest.raises(ValueError, match=r"basic_val\.tsv, line 1 must name Source"):
         load_task("listops", tsv=tmp_path)
     for change in (lambda lines: lines[:1], lambda lines: []):
         write(tmp_path, data, change=change)
@@ -129,12 +129,12 @@ def test_expressions_that_are_also_in_train_are_counted(data, tmp_path):
 def test_a_missing_file_is_named(data, tmp_path):
     write(tmp_path, data)
     (tmp_path / "basic_test.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"tsv takes a folder .*test\.tsv is missing"):
+    with pytest.raises(FileNotFoundError, match=r"tsv must be a folder .*test\.tsv is missing"):
         load_task("listops", tsv=tmp_path)
-    with pytest.raises(TypeError, match="tsv takes a folder, got 3"):
+    with pytest.raises(TypeError, match="tsv must be a folder, got 3"):
         load_task("listops", tsv=3)
 
 
 def test_files_go_without_limits_of_generation(tmp_path):
-    with pytest.raises(ValueError, match="tsv goes without max_length, train"):
+    with pytest.raises(ValueError, match="tsv must not be combined with max_length, train"):
         load_task("listops", tsv=tmp_path, max_length=100, train=10)

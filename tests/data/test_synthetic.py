@@ -131,7 +131,7 @@ def test_all_sequences_that_exist_can_be_asked_for_but_not_more():
     task = load_task("copy", vocab=4, length=3, **sizes)  # 2 ** 3 sequences
     rows = torch.cat([getattr(task, part).tokens for part in PARTS])
     assert len(rows.unique(dim=0)) == 8
-    with pytest.raises(ValueError, match="asks for 9 different samples, but only 8 came up"):
+    with pytest.raises(ValueError, match="got 9, of which 8 were found"):
         load_task("copy", vocab=4, length=3, **{**sizes, "train": 7})
 
 

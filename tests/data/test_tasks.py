@@ -219,7 +219,7 @@ def test_files_are_recorded_with_their_checksums(name, load):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_an_unknown_option_is_refused_with_the_options_there_are(name):
-    with pytest.raises(ValueError, match=f"nonsense is no option of {name}") as caught:
+    with pytest.raises(ValueError, match=f"nonsense is not an option of {name}") as caught:
         load_task(name, nonsense=1)
     for option in task_options(name):
         assert f"{option}=" in str(caught.value)
@@ -227,49 +227,73 @@ def test_an_unknown_option_is_refused_with_the_options_there_are(name):
 
 def test_an_unknown_task_is_refused_with_the_tasks_there_are():
     for call in (load_task, task_options):
-        with pytest.raises(ValueError, match=r"listops, scifar10.* got 'mnist'"):
+        with pytest.raises(ValueError, match=r"'listops', 'scifar10'.* got 'mnist'"):
             call("mnist")
-        with pytest.raises(ValueError, match="name takes one of"):
+        with pytest.raises(ValueError, match="name must be one of"):
             call(["listops"])
 
 
 @pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (1.0, TypeError), (True, TypeError)])
 def test_a_seed_that_is_none_is_refused(seed, error):
-    with pytest.raises(error, match="seed takes"):
+    with pytest.raises(error, match="seed must be"):
         load_task("copy", seed=seed)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("imdb-char", {"length": 0}, "length takes at least 1, got 0"),
-        ("imdb-char", {"length": "8"}, "length takes a whole number, got '8'"),
-        ("enwik8", {"length": 1}, "length takes at least 2, got 1"),
-        ("scifar10", {"tokens": 1}, "tokens takes True or False, got 1"),
-        ("listops", {"preset": "lar"}, "preset takes one of lra, t512, demo, got 'lar'"),
-        ("listops", {"operators": ["MIN", "ADD"]}, "operators takes names out of"),
-        ("listops", {"operators": 3}, "operators takes"),
-        ("listops", {"max_depth": 0}, "max_depth takes at least 2, got 0"),
-        ("listops", {"train": 0}, "train takes at least 1, got 0"),
-        ("mqar", {"pairs": 0}, "pairs takes at least 1, got 0"),
-        ("mqar", {"pairs": []}, "pairs takes a whole number or a list"),
-        ("mqar", {"pairs": 17}, "length takes at least 4 for each of 17 pairs, got 64"),
-        ("mqar", {"vocab": 19}, "vocab takes at least 20, for 8 different keys; got 19"),
-        ("mqar", {"power": 0}, "power takes a number above 0"),
-        ("mqar", {"power": "x"}, "power takes a number, got 'x'"),
-        ("mqar", {"test": 0}, "test takes at least 1, got 0"),
-        ("copy", {"length": 0}, "length takes at least 1, got 0"),
-        ("copy", {"vocab": 2}, "vocab takes at least 3, got 2"),
-        ("copy", {"train": None}, "train takes a whole number, got None"),
-        ("imdb-words", {"tree": "oak"}, "tree takes one of semantic, windows, random; got 'oak'"),
-        ("imdb-words", {"embedding": "glove"}, "embedding takes one of word2vec, .*got 'glove'"),
-        ("imdb-words", {"max_tokens": 0}, "max_tokens takes at least 1, got 0"),
-        ("imdb-words", {"width": 0}, "width takes at least 1, got 0"),
-        ("sst2-words", {"embedding": "learned", "test": 41}, "test takes at most 40"),
-        ("sst2-words", {"embedding": "learned", "train": 0}, "train takes at least 1, got 0"),
-        ("coco18", {"fields": "sound"}, "fields takes one of both, image, text; got 'sound'"),
-        ("coco18", {"layout": "spiral"}, "layout takes one of flat, quadtree, rows"),
-        ("coco18", {"embedding": 3}, "embedding takes one of"),
+        ("imdb-char", {"length": 0}, "length must be an integer of at least 1, got 0"),
+        ("imdb-char", {"length": "8"}, "length must be an integer of at least 1, got '8'"),
+        ("enwik8", {"length": 1}, "length must be an integer of at least 2, got 1"),
+        ("scifar10", {"tokens": 1}, "tokens must be True or False, got 1"),
+        ("listops", {"preset": "lar"}, "preset must be one of 'lra', 't512', 'demo', got 'lar'"),
+        ("listops", {"operators": ["MIN", "ADD"]}, "operators must be names out of"),
+        ("listops", {"operators": 3}, "operators must be"),
+        ("listops", {"max_depth": 0}, "max_depth must be an integer of at least 2, got 0"),
+        ("listops", {"train": 0}, "train must be an integer of at least 1, got 0"),
+        ("mqar", {"pairs": 0}, "pairs must be an integer of at least 1, got 0"),
+        ("mqar", {"pairs": []}, "pairs must be an integer or a list"),
+        (
+            "mqar",
+            {"pairs": 17},
+            "length must be an integer of at least 68, got 64; 17 pairs need that",
+        ),
+        ("mqar", {"vocab": 19}, "vocab must be an integer of at least 20, got 19; 8 pairs"),
+        ("mqar", {"power": 0}, "power must be above 0"),
+        ("mqar", {"power": "x"}, "power must be a finite number from 0 to 1, got 'x'"),
+        ("mqar", {"test": 0}, "test must be an integer of at least 1, got 0"),
+        ("copy", {"length": 0}, "length must be an integer of at least 1, got 0"),
+        ("copy", {"vocab": 2}, "vocab must be an integer of at least 3, got 2"),
+        ("copy", {"train": None}, "train must be an integer of at least 1, got None"),
+        (
+            "imdb-words",
+            {"tree": "oak"},
+            "tree must be one of 'semantic', 'windows', 'random', got 'oak'",
+        ),
+        (
+            "imdb-words",
+            {"embedding": "glove"},
+            "embedding must be one of 'word2vec', .*got 'glove'",
+        ),
+        ("imdb-words", {"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
+        ("imdb-words", {"width": 0}, "width must be an integer of at least 1, got 0"),
+        (
+            "sst2-words",
+            {"embedding": "learned", "test": 41},
+            "test must be an integer from 1 to 40, got 41",
+        ),
+        (
+            "sst2-words",
+            {"embedding": "learned", "train": 0},
+            "train must be .* got 0; None takes all",
+        ),
+        (
+            "coco18",
+            {"fields": "sound"},
+            "fields must be one of 'both', 'image', 'text', got 'sound'",
+        ),
+        ("coco18", {"layout": "spiral"}, "layout must be one of 'flat', 'quadtree', 'rows'"),
+        ("coco18", {"embedding": 3}, "embedding must be one of"),
     ],
 )
 def test_a_bad_option_is_refused_by_name(name, options, message, folder):
@@ -281,12 +305,12 @@ def test_the_folder_can_be_named_by_the_environment(folder, monkeypatch):
     monkeypatch.setenv("POLYSCALE_DATA", str(folder))
     assert len(load_task("enwik8").train) > 0
     monkeypatch.setenv("POLYSCALE_DATA", str(folder / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="POLYSCALE_DATA takes a folder"):
+    with pytest.raises(FileNotFoundError, match="POLYSCALE_DATA must be a folder"):
         load_task("enwik8")
     assert len(load_task("enwik8", folder).train) > 0  # the argument comes first
-    with pytest.raises(FileNotFoundError, match="data_dir takes a folder"):
+    with pytest.raises(FileNotFoundError, match="data_dir must be a folder"):
         load_task("enwik8", folder / "nowhere")
-    with pytest.raises(TypeError, match="data_dir takes a path or None, got 3"):
+    with pytest.raises(TypeError, match="data_dir must be a path or None, got 3"):
         load_task("enwik8", 3)
 
 
