@@ -6,15 +6,14 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
 
+from polyscale.analysis.schema import FORMAT
 from polyscale.report.analysis.sections import Section, present_sections
-from polyscale.report.analysis.summary import summarise
 
-FORMAT = 1
 _SCRIPTS = (
     "basics.js",
     "charts.js",
@@ -34,7 +33,7 @@ _KINDS = {
 }
 
 
-def analysis_page(analysis: dict[str, Any]) -> str:
+def analysis_page(analysis: Mapping[str, Any]) -> str:
     """The whole report as one HTML document that fetches nothing.
 
     Sections without data are left out. Raises ValueError for an analysis without `meta`, of
@@ -65,7 +64,7 @@ def analysis_page(analysis: dict[str, Any]) -> str:
     )
 
 
-def check_analysis(analysis: dict[str, Any]) -> None:
+def check_analysis(analysis: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError where `analysis` is not what a report can be made of."""
     if not isinstance(analysis, dict):
         raise TypeError(f"analysis takes a dict, got {type(analysis).__name__}")
@@ -106,7 +105,7 @@ def _policy(script: str) -> str:
     )
 
 
-def _embedded(analysis: dict[str, Any]) -> str:
+def _embedded(analysis: Mapping[str, Any]) -> str:
     """JSON that no HTML parser can leave early: no <, > or & stands in it, nor any non-ASCII."""
     text = json.dumps(analysis, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
@@ -128,9 +127,11 @@ def _header(title: str) -> str:
     )
 
 
-def _top(analysis: dict[str, Any]) -> str:
+def _top(analysis: Mapping[str, Any]) -> str:
     meta = analysis["meta"]
-    sentences = "".join(f"<li>{_text(sentence)}</li>\n" for sentence in summarise(analysis))
+    sentences = "".join(
+        f"<li>{_text(sentence)}</li>\n" for sentence in analysis.get("summary") or []
+    )
     facts = "".join(
         f"<div><dt>{label}</dt><dd>{_text(value)}</dd></div>\n" for label, value in _facts(meta)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,6 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 
-def present_sections(analysis: dict[str, Any]) -> list[Section]:
+def present_sections(analysis: Mapping[str, Any]) -> list[Section]:
     """The sections that have something to show, in the order of the page."""
     return [section for section in SECTIONS if section.has_data(analysis.get(section.name))]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+from polyscale.analysis.schema import Analysis
 from polyscale.report.analysis.page import analysis_page
 from polyscale.training.files import write_together
 
@@ -13,7 +13,7 @@ PAGE_NAME = "report.html"
 DATA_NAME = "report.json"
 
 
-def write_analysis(analysis: dict[str, Any], output: Path) -> list[Path]:
+def write_analysis(analysis: Analysis, output: Path) -> list[Path]:
     """Write the page and its JSON; return both paths, the page first.
 
     `output` is a folder (for `report.html` and `report.json`) or the name of an HTML file, whose

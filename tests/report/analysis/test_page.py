@@ -11,7 +11,6 @@ import pytest
 
 from polyscale.report.analysis import analysis_page
 from polyscale.report.analysis.sections import SECTIONS
-from polyscale.report.analysis.summary import summarise
 
 from .samples import HOSTILE, hkt_sample, hostile_sample, hsa_sample, transformer_sample
 
@@ -199,18 +198,6 @@ def test_what_is_no_analysis_is_refused(analysis, error, words):
 def test_the_summary_stands_above_the_figures():
     page = analysis_page(hkt_sample())
     assert page.index("Level 2 carries 41 % of the weight") < page.index("<section")
-
-
-def test_a_summary_is_made_where_there_is_none():
-    analysis = hkt_sample(layers=1, heads=2)
-    del analysis["summary"]
-    for index, form in enumerate(analysis["kernel"]["forms"]):
-        form["psd"] = index == 0
-    sentences = summarise(analysis)
-    assert "1 of 2 heads break the PSD condition." in sentences
-    assert "The attention scores cost 1.31 times those of standard attention." in sentences
-    assert sentences[0].startswith("In layer 0, level ")
-    assert summarise(hsa_sample())[0].startswith("The tree costs ")
 
 
 def test_without_scripts_the_reader_is_told_where_the_numbers_are():

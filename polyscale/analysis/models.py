@@ -1,4 +1,4 @@
-"""Models from folders: safetensors alone, no code from anywhere, nothing made up."""
+"""Models from folders: safetensors only, no remote code, no missing weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyscale._extras import require
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _SHARDS = "model.safetensors.index.json"
 _STEP = re.compile(r"step-(\d+)")
-# Parts that no attention depends on, and that checkpoints with another head do not have.
+# Parts that attention does not depend on; checkpoints with another head lack them.
 _OPTIONAL = re.compile(r"(^|\.)pooler\.")
 
 
@@ -25,7 +25,7 @@ def model_kind(folder: Path) -> str:
     if not isinstance(kind, str):
         raise ValueError(f"{folder / _CONFIG} names no model_type")
     if config.get("is_encoder_decoder"):
-        raise ValueError(f"{folder} holds an encoder-decoder model ({kind}), which is not covered")
+        raise ValueError(f"{folder} holds an encoder-decoder model ({kind}): not supported")
     return kind if kind in ("hkt", "hsa", "hte") else "transformer"
 
 
@@ -47,11 +47,11 @@ def load_model(folder: Path) -> Any:
     try:
         with _no_progress_bar(transformers.utils.logging):
             model, report = model_class.from_pretrained(folder, **options)
-    except Exception as error:  # safetensors and transformers have kinds of their own
+    except Exception as error:  # of safetensors and transformers, of many classes
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{folder} cannot be loaded: {reason}") from error
     missing = sorted(name for name in report["missing_keys"] if not _OPTIONAL.search(name))
-    # transformers would fill them with random numbers, and the report would be about those.
+    # transformers would initialise them at random, and the report would be about that.
     if missing:
         raise ValueError(f"{folder} lacks {len(missing)} weights of its model, first {missing[0]}")
     return model.eval()
@@ -93,5 +93,5 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"{path} takes a JSON object, got {type(config).__name__}")
+        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}")
     return config

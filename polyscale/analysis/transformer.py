@@ -1,4 +1,4 @@
-"""The parts of the theory that apply to any Hugging Face encoder or decoder."""
+"""The analysis of any Hugging Face encoder or decoder: maps, kernel, symmetry and normality."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyscale.theory.capture import (
+from polyscale.analysis.builder import NORMALITY_NOTE, SCORES_NOTE, AnalysisBuilder
+from polyscale.analysis.entries import (
+    NORMALITY_ROWS,
+    Entry,
+    eigen_rows,
+    form_entry,
+    normality_entries,
+    score_entries,
+    symmetry_entries,
+)
+from polyscale.analysis.maps import MapCollection
+from polyscale.analysis.recording import (
     AttentionCall,
     attention_calls,
     forward_names,
     projection_weights,
 )
-from polyscale.theory.frame import NORMALITY_NOTE, SCORES_NOTE, Frame
+from polyscale.analysis.schema import Analysis
+from polyscale.checks import check_integer
 from polyscale.theory.kernel import pick, product_spectrum
-from polyscale.theory.sections import (
-    NORMALITY_ROWS,
-    Entry,
-    Maps,
-    eigen_rows,
-    normality_entries,
-    score_entries,
-    spectrum_entry,
-    symmetry_entries,
-)
 
 FORMS_NOTE = (
     "Eigenvalues of M_s = (M + M^T) / 2 with M = W_Q W_K^T of each head, not scaled; those not "
@@ -44,7 +46,7 @@ def analyze_attention(
     example: int = 0,
     max_length: int = 1024,
     maps: bool = True,
-) -> dict[str, Any]:
+) -> Analysis:
     """Attention maps, kernel, symmetry and normality of the self-attention of a transformer.
 
     Takes any model that attends through the attention interface of transformers (BERT, RoBERTa,
@@ -57,9 +59,9 @@ def analyze_attention(
         tokens: names of the example's tokens, padding left out or not.
         text: the text of the example.
         title: of the report.
-        example: the entry of the batch that is looked at; padding is left out.
+        example: the entry of the batch that is analyzed, without its padding.
         max_length: longer sequences are cut after the model has run.
-        maps: whether to add matrices to look at.
+        maps: whether to add attention and score matrices for display.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -68,54 +70,56 @@ def analyze_attention(
         >>> found["meta"]["kind"], len(found["kernel"]["forms"])
         ('transformer', 2)
     """
-    if max_length < 1:
-        raise ValueError(f"max_length must be at least 1, got {max_length}")
-    frame = Frame("transformer", type(model).__name__, title)
-    calls, kept, real = _calls(model, batch, example, max_length, frame.notes)
-    frame.meta |= {"layers": len(calls), "heads": calls[0].query.shape[0], "rows_used": len(kept)}
-    frame.example(len(kept), tokens, text, real)
-    frame.notes += [
-        "Levels, error and cost belong to HKT and do not apply.",
-        SCORES_NOTE,
-        NORMALITY_NOTE,
-    ]
-    heads = sum(call.query.shape[0] for call in calls)
-    rows = eigen_rows([len(kept)] * heads)
-    if rows < len(kept):
-        frame.notes.append(f"Eigenvalues of scores are those of the first {rows} tokens.")
-    if len(kept) > NORMALITY_ROWS:
-        frame.notes.append(f"Normality uses {NORMALITY_ROWS} rows of the scores, evenly spaced.")
+    check_integer("max_length", max_length, least=1)
+    builder = AnalysisBuilder("transformer", type(model).__name__, title)
+    calls, kept, real = _calls(model, batch, example, max_length, builder.notes)
+    heads = calls[0].query.shape[0]
+    builder.meta |= {"layers": len(calls), "heads": heads, "rows_used": len(kept)}
+    builder.set_example(len(kept), tokens, text, real)
+    rows = eigen_rows([len(kept)] * sum(call.query.shape[0] for call in calls))
+    builder.notes += _notes(len(kept), rows)
     forms: list[Entry] = []
     scores: list[Entry] = []
     parts: list[Entry] = []
     normality: list[Entry] = []
-    sizes = [len(kept)] * calls[0].query.shape[0] if maps else []
-    gallery = Maps(len(calls), sizes, sizes)
-    unknown = 0
+    sizes = [len(kept)] * heads if maps else []
+    collection = MapCollection(len(calls), sizes, sizes)
     for number, call in enumerate(calls):
-        found = _form_entries(number, call)
-        unknown += int(not found)
-        forms += found
+        forms += _form_entries(number, call)
         own = call.scores()[:, kept][:, :, kept]
         scores += score_entries(number, 0, own, rows)
         parts += symmetry_entries(number, 0, [own])
         normality += normality_entries(number, 0, [own])
         if maps:
-            gallery.add(number, 0, call.attention()[:, kept][:, :, kept], own)
+            collection.add(number, 0, call.attention()[:, kept][:, :, kept], own)
+    unknown = len(calls) - len({entry["layer"] for entry in forms})
     if unknown:
-        frame.notes.append(
+        builder.notes.append(
             f"{unknown} of {len(calls)} layers have projections of an unknown kind: no bilinear "
             "forms for them."
         )
-    frame.notes += gallery.notes
-    return frame.finish(
+    builder.notes += collection.notes
+    return builder.build(
         {
             "kernel": {"forms": forms, "scores": scores, "note": FORMS_NOTE},
-            "symmetry": {"parts": parts, "maps": gallery.parts},
+            "symmetry": {"parts": parts, "maps": collection.parts},
             "normality": {"levels": normality, "over_training": []},
-            "attention": gallery.attention,
+            "attention": collection.attention,
         }
     )
+
+
+def _notes(length: int, rows: int) -> list[str]:
+    notes = [
+        "Levels, error and cost belong to HKT and do not apply.",
+        SCORES_NOTE,
+        NORMALITY_NOTE,
+    ]
+    if rows < length:
+        notes.append(f"Eigenvalues of scores are those of the first {rows} tokens.")
+    if length > NORMALITY_ROWS:
+        notes.append(f"Normality uses {NORMALITY_ROWS} rows of the scores, evenly spaced.")
+    return notes
 
 
 def transformer_normality(
@@ -126,7 +130,7 @@ def transformer_normality(
     max_length: int = 1024,
     **_: Any,
 ) -> list[Entry]:
-    """The normality entries of `analyze_attention` alone, without QQ points."""
+    """The normality entries of `analyze_attention` without QQ points, and nothing else."""
     calls, kept, _real = _calls(model, batch, example, max_length, [])
     found: list[Entry] = []
     for number, call in enumerate(calls):
@@ -141,7 +145,7 @@ def _calls(
     max_length: int,
     notes: list[str],
 ) -> tuple[list[AttentionCall], Tensor, Tensor | None]:
-    """Self-attention of one example, the columns to look at, and which columns are real."""
+    """Self-attention of one example, the columns to analyze, and which columns are not padding."""
     inputs, real = _one_example(model, batch, example)
     calls, others = attention_calls(model, inputs)
     length = calls[0].query.shape[1]
@@ -150,7 +154,7 @@ def _calls(
         notes.append("Layers that attend over another length than the first are left out.")
     if others:
         notes.append(f"{others} cross-attention layers are left out.")
-    # Some models put tokens of their own before the text: the mask does not fit then.
+    # Some models put tokens of their own before the text; the mask does not fit in that case.
     columns = torch.ones(length, dtype=torch.bool)
     if real is not None and len(real) == length:
         columns = real
@@ -164,7 +168,7 @@ def _calls(
 def _one_example(
     model: nn.Module, batch: Mapping[str, Any] | Tensor, example: int
 ) -> tuple[dict[str, Any], Tensor | None]:
-    """The arguments of one batch entry that the model takes, and which of its columns are real."""
+    """One batch entry as arguments of the model, and which of its columns are not padding."""
     if isinstance(batch, Tensor):
         batch = {"input_ids": batch}
     if not isinstance(batch, Mapping):
@@ -199,13 +203,7 @@ def _form_entries(number: int, call: AttentionCall) -> list[Entry]:
         biased = product_spectrum(
             torch.cat((weights[0], weights[2]), 1), torch.cat((weights[1], weights[3]), 1)
         )
-    entries: list[Entry] = []
-    for head in range(heads):
-        entry: Entry = {"layer": number, "head": head, "level": None}
-        entry |= spectrum_entry(pick(form, head))
-        if biased is not None:
-            one = pick(biased, head)
-            entry["psd_with_bias"] = bool(one.psd)
-            entry |= {"smallest_with_bias": one.smallest, "margin_with_bias": one.margin}
-        entries.append(entry)
-    return entries
+    return [
+        form_entry(number, head, None, pick(form, head), biased and pick(biased, head))
+        for head in range(heads)
+    ]

@@ -1,4 +1,4 @@
-"""What all analyses share: the head of the dict, and its end."""
+"""What all analyses share: the dict they fill, its `meta` section and its notes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyscale.theory.plain import plain
-from polyscale.theory.summary import summary
+from polyscale.analysis.schema import FORMAT, Analysis, check_schema
+from polyscale.analysis.summary import summary_sentences
+from polyscale.analysis.values import as_json
 
-FORMAT = 1
 SHOWN_TOKENS = 128
 
 SCORES_NOTE = (
     "Scores are taken before the mask, so the kernel and symmetry parts are about all pairs of "
-    "tokens, also those that a causal model never lets meet."
+    "tokens, also those that the mask of a causal model hides."
 )
 NORMALITY_NOTE = (
     "Normality: the points are the rows of a head's scores on their leading principal components. "
@@ -26,8 +26,8 @@ NORMALITY_NOTE = (
 )
 
 
-class Frame:
-    """An analysis that is being gathered."""
+class AnalysisBuilder:
+    """Collects `meta` and the notes of one analysis; `build` adds the sections."""
 
     def __init__(self, kind: str, model: str, title: str | None) -> None:
         self.start = time.perf_counter()
@@ -36,10 +36,19 @@ class Frame:
         self.meta |= {"kind": kind, "layers": 0, "heads": 0, "levels": None, "tokens": None}
         self.meta |= {"text": None, "length": 0, "rows_used": 0}
 
-    def example(
+    def note_once(self, note: str) -> None:
+        """Add a note unless it is there already."""
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def set_example(
         self, length: int, tokens: Sequence[str] | None, text: str | None, real: Tensor | None
     ) -> None:
-        """The example shown: its tokens by column (`real` says which are not padding) or alone."""
+        """The example shown.
+
+        `tokens` names all its columns, of which `real` tells padding from tokens, or its tokens
+        without padding.
+        """
         names = None
         if tokens is not None:
             names = [str(token) for token in tokens]
@@ -56,8 +65,8 @@ class Frame:
             names = None
         self.meta |= {"length": length, "tokens": names, "text": text}
 
-    def finish(self, sections: dict[str, Any]) -> dict[str, Any]:
-        """The whole analysis as plain numbers."""
+    def build(self, sections: dict[str, Any]) -> Analysis:
+        """The whole analysis as plain values, with its summary."""
         from polyscale import __version__
 
         self.meta["versions"] = {"polyscale": __version__, "torch": torch.__version__}
@@ -66,6 +75,9 @@ class Frame:
             self.meta["versions"]["transformers"] = transformers.__version__
         self.meta["notes"] = self.notes
         self.meta["seconds"] = time.perf_counter() - self.start
-        analysis = plain({"format": FORMAT, "meta": self.meta, "summary": [], **sections})
-        analysis["summary"] = summary(analysis)
+        analysis: Analysis = as_json(
+            {"format": FORMAT, "meta": self.meta, "summary": [], **sections}
+        )
+        check_schema(analysis)
+        analysis["summary"] = summary_sentences(analysis)
         return analysis

@@ -1,4 +1,4 @@
-"""What attention layers see while a model runs on a batch."""
+"""The inputs of attention layers, recorded while a model runs on a batch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from polyscale._extras import require
+from polyscale.layers.hkt import HKTAttention
+from polyscale.layers.hsa import HSAAttention
 
-CAPTURE = "polyscale_capture"  # name of the attention function that remembers its arguments
+RECORDER = "polyscale_recorder"  # name of the attention function that records its arguments
 
 
-def run(model: nn.Module, batch: Any) -> Any:
+def _run(model: nn.Module, batch: Any) -> Any:
     """Call a model on a tensor, a tuple of arguments, or a dict of named ones; no gradients."""
     with torch.no_grad():
         if isinstance(batch, Mapping):
@@ -32,8 +34,8 @@ def run(model: nn.Module, batch: Any) -> Any:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards every module is as it was."""
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; every module's mode is restored afterwards."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -43,32 +45,52 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def layer_inputs(
-    model: nn.Module, batch: Any, kind: type[nn.Module]
+def capture(
+    model: nn.Module,
+    batch: Any,
+    kind: type[nn.Module] | tuple[type[nn.Module], ...] = (HKTAttention, HSAAttention),
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """Every layer of a kind in the order of their calls, with the arguments of its call by name."""
-    found: list[tuple[Any, dict[str, Any]]] = []
-    known: set[int] = set()
+    """Run a model and return its attention layers with the arguments each was called with.
 
-    def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if id(module) in known:
+    The model runs in evaluation mode, without gradients, and is left as it was.
+
+    Args:
+        model: a module that contains such layers, or one such layer.
+        batch: what the model takes: a tensor, a tuple of arguments, or a dict of named ones.
+        kind: the class of the layers, or several.
+
+    Returns:
+        Pairs of a layer and its arguments by name, defaults included, in the order of the calls.
+
+    Example:
+        >>> layer = HKTAttention(16, num_heads=2, levels=2)
+        >>> [(found, arguments)] = capture(layer, torch.zeros(1, 5, 16))
+        >>> found is layer, arguments["x"].shape, arguments["key_padding_mask"]
+        (True, torch.Size([1, 5, 16]), None)
+    """
+    calls: list[tuple[Any, dict[str, Any]]] = []
+    seen: set[int] = set()
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(module) in seen:
             raise ValueError("model must call every attention layer once per batch, got it twice")
-        known.add(id(module))
+        seen.add(id(module))
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         bound.apply_defaults()
-        found.append((module, dict(bound.arguments)))
+        calls.append((module, dict(bound.arguments)))
 
     layers = [module for module in model.modules() if isinstance(module, kind)]
     if not layers:
-        raise ValueError(f"model must have {kind.__name__} layers, got {type(model).__name__}")
-    hooks = [layer.register_forward_pre_hook(remember, with_kwargs=True) for layer in layers]
+        names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ValueError(f"model must have {names} layers, got {type(model).__name__}")
+    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
     try:
-        with evaluating(model):
-            run(model, batch)
+        with _evaluating(model):
+            _run(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return calls
 
 
 @dataclass(frozen=True)
@@ -76,7 +98,7 @@ class AttentionCall:
     """One call of the attention function of a Hugging Face model, one example."""
 
     module: nn.Module
-    query: Tensor  # [H, T, D], as attended with: after rotation, where there is any
+    query: Tensor  # [H, T, D], after rotation where there is any
     key: Tensor  # [H, T, D], repeated for grouped queries
     scale: float
     mask: Tensor | None  # [H or 1, T, T], added to the scores
@@ -92,16 +114,15 @@ class AttentionCall:
         return (scores if self.mask is None else scores + self.mask.double()).softmax(-1)
 
 
-def attention_calls(model: nn.Module, batch: Mapping[str, Any]) -> tuple[list[AttentionCall], int]:
-    """Self-attention calls of a Hugging Face model on one example; how many others there were."""
-    transformers = require("transformers", "hf", "analyze_attention")
-    masking = require("transformers.masking_utils", "hf", "analyze_attention")
-    if not isinstance(model, transformers.PreTrainedModel):
-        raise TypeError(f"model must be a Hugging Face model, got {type(model).__name__}")
-    calls: list[AttentionCall] = []
-    others = 0
+class _Recorder:
+    """An attention function for transformers that keeps the queries and keys it was given."""
 
-    def attend(
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+        self.cross_attentions = 0
+
+    def __call__(
+        self,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -110,7 +131,6 @@ def attention_calls(model: nn.Module, batch: Mapping[str, Any]) -> tuple[list[At
         scaling: float | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor]:
-        nonlocal others
         for name in ("softcap", "s_aux", "position_bias"):
             if options.get(name) is not None:
                 raise ValueError(f"model must attend by a plain softmax, but it passes {name!r}")
@@ -128,33 +148,45 @@ def attention_calls(model: nn.Module, batch: Mapping[str, Any]) -> tuple[list[At
         if query.shape[2] == key.shape[2]:
             mask = None if attention_mask is None else attention_mask[0].detach().cpu()
             one_query, one_key = query[0].detach().cpu(), key[0].detach().cpu()
-            calls.append(AttentionCall(module, one_query, one_key, scale, mask, groups))
+            self.calls.append(AttentionCall(module, one_query, one_key, scale, mask, groups))
         else:
-            others += 1
+            self.cross_attentions += 1
         return (weights @ value).transpose(1, 2).contiguous(), weights
 
-    transformers.AttentionInterface.register(CAPTURE, attend)
-    transformers.AttentionMaskInterface.register(CAPTURE, masking.eager_mask)
+
+def attention_calls(model: nn.Module, batch: Mapping[str, Any]) -> tuple[list[AttentionCall], int]:
+    """Self-attention calls of a Hugging Face model on one example; the number of cross-attentions.
+
+    The model runs with an attention function that records its arguments, registered for the time
+    of the call.
+    """
+    transformers = require("transformers", "hf", "analyze_attention")
+    masking = require("transformers.masking_utils", "hf", "analyze_attention")
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise TypeError(f"model must be a Hugging Face model, got {type(model).__name__}")
+    recorder = _Recorder()
+    transformers.AttentionInterface.register(RECORDER, recorder)
+    transformers.AttentionMaskInterface.register(RECORDER, masking.eager_mask)
     before = model.config._attn_implementation
-    model.set_attn_implementation(CAPTURE)
+    model.set_attn_implementation(RECORDER)
     try:
-        with evaluating(model):
-            run(model, batch)
+        with _evaluating(model):
+            _run(model, batch)
     finally:
         model.set_attn_implementation(before)
-    if not calls:
+    if not recorder.calls:
         raise ValueError(
             f"model must attend through the attention interface of transformers, which "
             f"{type(model).__name__} does not"
         )
-    return calls, others
+    return recorder.calls, recorder.cross_attentions
 
 
 def projection_weights(module: nn.Module, heads: int, groups: int) -> tuple[Tensor, ...] | None:
     """Query weight and key weight `[H, C, D]` and biases `[H, 1, D]` (or none) of an attention.
 
-    Knows separate projections (`query`/`key`, `q_proj`/`k_proj`, `q_lin`/`k_lin`) and the fused one
-    of GPT-2 (`c_attn`); None for others.
+    Separate projections (`query`/`key`, `q_proj`/`k_proj`, `q_lin`/`k_lin`) and the fused one of
+    GPT-2 (`c_attn`) are supported; None for others.
     """
     fused = getattr(module, "c_attn", None)
     if fused is not None and hasattr(fused, "nf"):

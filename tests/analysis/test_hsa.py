@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import polyscale as ps
+from polyscale.analysis import analyze_hsa
 from polyscale.layers.hsa import HSAAttention
 from polyscale.ops.hsa import hsa_energy
-from polyscale.theory import analyze_hsa, flat_scores, open_family
+from polyscale.theory import flat_scores, open_family
 from polyscale.trees import SignalTree
+from tests.analysis.properties import assert_sound
 from tests.ops.hsa.helpers import KINDS, bushy_tree, kind_name, random_inputs
 from tests.theory.helpers import draw, randomise
-from tests.theory.schema import assert_follows_schema
 
 
 def kl_totals(found):
@@ -23,7 +24,7 @@ def test_queries_and_keys_give_the_certificate_family_by_family(kind):
     inputs = random_inputs(tree, 0, strength=1.5)
     query, key = inputs.query.detach(), inputs.key.detach()
     found = analyze_hsa((query, key), tree=tree, tokens=list("abcdefghij"), **kind)
-    assert_follows_schema(found)
+    assert_sound(found)
     energy = hsa_energy(query, key, tree, **kind)
     assert kl_totals(found) == pytest.approx(energy.kl[:, 0].tolist(), rel=1e-5)
     for head, entry in enumerate(found["hsa"]["layers"]):
@@ -69,7 +70,7 @@ def causal_model(**options):
 def test_causal_models(positions, length):
     model = causal_model(positions=positions)
     found = analyze_hsa(model, {"input_ids": torch.randint(3, 259, (2, length))}, example=1)
-    assert_follows_schema(found)
+    assert_sound(found)
     assert (found["meta"]["layers"], found["meta"]["heads"]) == (2, 2)
     assert found["meta"]["length"] == length
     assert len(found["attention"]) == 4
@@ -132,7 +133,7 @@ def test_encoders_over_forests(tie, include_self, alpha):
     forest = SignalTree.batch([SignalTree.from_windows(6, (3,)), bushy_tree()])
     batch = {"inputs": torch.randint(0, 259, (16,)), "tree": forest}
     found = analyze_hsa(model, batch, example=1)
-    assert_follows_schema(found)
+    assert_sound(found)
     assert found["meta"]["length"] == 10
     assert found["hsa"]["tree"]["parent"] == bushy_tree().parent.tolist()
     assert bool(found["hsa"]["layers"][0]["finer"]) == (alpha == 1.0)
@@ -146,7 +147,7 @@ def test_pooled_encoders_have_a_tree_per_layer_and_say_so():
     model = randomise(ps.HTEModel(config), 0.3)
     tree = SignalTree.from_windows(12, (2, 3))
     found = analyze_hsa(model, {"inputs": torch.randint(0, 259, (12,)), "tree": tree})
-    assert_follows_schema(found)
+    assert_sound(found)
     assert any("different trees" in note for note in found["meta"]["notes"])
 
 
@@ -173,7 +174,7 @@ def test_a_single_leaf_loses_nothing():
     found = analyze_hsa((query, query), tree=SignalTree.from_parents([-1]))
     assert kl_totals(found) == [0]
     assert found["hsa"]["layers"][0]["families"] == []
-    assert_follows_schema(found)
+    assert_sound(found)
 
 
 def test_only_the_worst_families_are_listed_and_the_rest_is_counted():

@@ -1,25 +1,23 @@
-"""What an analysis says, in sentences; the most important first."""
+"""What an analysis shows, in sentences; the most important first."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-Analysis = dict[str, Any]
+from polyscale.analysis.schema import Analysis
 
 
-def summary(analysis: Analysis) -> list[str]:
-    """Sentences about every section that is there."""
-    found: list[str] = []
-    for say in (_levels, _kernel, _error, _trees, _symmetry, _normality, _cost):
-        found += say(analysis)
-    return found
+def summary_sentences(analysis: Analysis) -> list[str]:
+    """Sentences about every section that is present."""
+    parts = (_levels, _kernel, _error, _trees, _symmetry, _normality, _cost)
+    return [sentence for part in parts for sentence in part(analysis)]
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _mean(values: list[Any]) -> float | None:
+def _mean(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 
@@ -153,16 +151,21 @@ def _symmetry(analysis: Analysis) -> list[str]:
     most = max(merged, key=lambda part: part["directional"] or 0.0)
     return [
         f"{_percent(share)} of the scores' energy is directional; most in head {most['head']} of "
-        f"layer {most['layer']}, {_percent(most['directional'])}."
+        f"layer {most['layer']}, {_percent(most['directional'] or 0.0)}."
     ]
 
 
 def _normality(analysis: Analysis) -> list[str]:
     entries = analysis.get("normality", {}).get("levels", [])
-    tested = [entry for entry in entries if entry["skewness_p"] is not None]
+    tested = [
+        (skewness, kurtosis)
+        for entry in entries
+        if (skewness := entry["skewness_p"]) is not None
+        and (kurtosis := entry["kurtosis_p"]) is not None
+    ]
     if not tested:
         return []
-    rejected = sum(min(entry["skewness_p"], entry["kurtosis_p"]) < 0.025 for entry in tested)
+    rejected = sum(min(both) < 0.025 for both in tested)
     return [
         f"Mardia's tests reject a Gaussian for {rejected} of {len(tested)} sets of scores at the "
         "5 % level (both tests at 2.5 %)."

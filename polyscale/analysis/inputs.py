@@ -14,8 +14,8 @@ from polyscale._extras import require
 from polyscale.data.tasks import load_task
 from polyscale.data.texts import BYTE_VOCABULARY
 
-# These give the first token the position after that of padding.
-_COUNT_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
+# In these models the first position follows that of padding.
+_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ def read_text(path: Path, folder: Path, model: Any, max_length: int) -> Examples
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"data takes a UTF-8 text file; {path} is none: {error}") from error
+        raise ValueError(f"data must be a UTF-8 text file, but {path} is not: {error}") from error
     if not text.strip():
-        raise ValueError(f"data takes a text file with at least one word; {path} is empty")
+        raise ValueError(f"data must be a text file with at least one word, but {path} is empty")
     limit = min(max_length, _longest(model.config) or max_length)
     if any(folder.glob("tokenizer*")) or (folder / "vocab.txt").is_file():
         ids, tokens, shown, total = _tokenize(text, folder, limit)
     elif getattr(model.config, "vocab_size", None) == BYTE_VOCABULARY:
-        ids, tokens, shown, total = _bytes(text, limit)  # a run of before tokenizers were saved
+        ids, tokens, shown, total = _bytes(text, limit)  # a run of an early version
     else:
         raise ValueError(
-            f"data: {folder} has no tokenizer, so the coding of its tokens is not known; save the "
+            f"data: {folder} has no tokenizer, so the encoding of its tokens is unknown; save the "
             "one it was trained with there (tokenizer.save_pretrained), or give the name of its "
             "task instead of a text file"
         )
@@ -58,7 +58,7 @@ def _longest(config: Any) -> int | None:
     if getattr(config, "positions", "learned") != "learned":
         return None
     longest: int | None = getattr(config, "max_position_embeddings", None)
-    if longest is not None and config.model_type in _COUNT_AFTER_PADDING:
+    if longest is not None and config.model_type in _POSITIONS_AFTER_PADDING:
         longest -= config.pad_token_id + 1
     return longest
 
@@ -74,10 +74,10 @@ def _tokenize(text: str, folder: Path, limit: int) -> tuple[Tensor, list[str], s
         return _bytes(text, min(limit, tokenizer.model_max_length))
     try:
         total = len(tokenizer(text, verbose=False)["input_ids"])
-    except Exception as error:  # the library has no kind of its own
+    except Exception as error:  # tokenizers raises plain Exception
         raise ValueError(
-            f"data takes a text in the words of the model; its tokenizer in {folder} refuses this "
-            f"one: {error}"
+            f"data must be a text in the words of the model; its tokenizer in {folder} rejects "
+            f"this one: {error}"
         ) from error
     ids = tokenizer(text, truncation=True, max_length=limit)["input_ids"]
     shown = tokenizer.decode(ids, skip_special_tokens=True)
@@ -103,7 +103,7 @@ def read_task(
     data_dir: Path | str | None,
     task_options: Mapping[str, Any] | None = None,
 ) -> Examples:
-    """The first test samples of a task, with the options of the run in `folder` if it is its."""
+    """The first test samples of a task, with the options of the run in `folder` if it has one."""
     options: dict[str, Any] = {}
     run = None
     if (folder / "config.yaml").is_file():
@@ -116,8 +116,8 @@ def read_task(
     if model.config.model_type == "hte":
         if run is None or run.task != name:
             raise ValueError(
-                f"data: {folder} is a model over trees; {name} is no task of its run "
-                "(config.yaml), so there are no trees to put its samples in"
+                f"data: {folder} is a model over trees, and {name} is not the task of its run "
+                "(config.yaml), so there are no trees for its samples"
             )
         from polyscale.training.builders import model_for_task
 
@@ -136,7 +136,7 @@ def _check_fit(name: str, config: Any, samples: list[dict[str, Tensor]]) -> None
     size = getattr(config, "vocab_size", None)
     channels = getattr(config, "input_channels", None)
     if config.model_type == "hte":
-        return  # its modalities name their own sizes
+        return  # sizes belong to its modalities
     if ("input_values" in samples[0]) != (channels is not None):
         kind = "numbers" if channels is not None else "tokens"
         raise ValueError(f"data: the model takes {kind}, and {name} has none")

@@ -1,4 +1,7 @@
-"""The sections of an analysis: measured things as entries of plain numbers."""
+"""Measurements as entries: one dict per layer, head and level, in the fields of the schema.
+
+Values may still be tensors; `as_json` makes them plain once the analysis is complete.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,7 @@ from polyscale.theory.error import (
 from polyscale.theory.kernel import Spectrum, spectrum
 from polyscale.theory.levels import LevelScores
 from polyscale.theory.normality import mardia, principal_components, qq_points
-from polyscale.theory.plain import CELLS, map_cells, map_entry
-from polyscale.theory.symmetry import energy_shares, split
+from polyscale.theory.symmetry import energy_shares
 
 SHOWN_EIGENVALUES = 64
 EIGEN_BUDGET = 5e10  # sum of cubed sizes: some ten seconds
@@ -46,8 +48,22 @@ def spectrum_entry(found: Spectrum, shown: int | None = None) -> Entry:
     }
 
 
+def form_entry(
+    layer: int, head: int, level: int | None, form: Spectrum, with_bias: Spectrum | None
+) -> Entry:
+    """The bilinear form of a head, and whether biases keep its condition."""
+    entry: Entry = {"layer": layer, "head": head, "level": level, **spectrum_entry(form)}
+    if with_bias is not None:
+        entry |= {
+            "psd_with_bias": bool(with_bias.psd),
+            "smallest_with_bias": with_bias.smallest,
+            "margin_with_bias": with_bias.margin,
+        }
+    return entry
+
+
 def eigen_rows(sizes: Sequence[int]) -> int:
-    """How many rows of matrices of these sizes can be looked at within the budget."""
+    """How many rows of matrices of these sizes have their eigenvalues computed in the budget."""
     largest = max(sizes)
     while sum(min(size, largest) ** 3 for size in sizes) > EIGEN_BUDGET:
         largest = int(largest * 0.9)
@@ -87,7 +103,7 @@ def symmetry_entries(layer: int, level: int | str, examples: Sequence[Tensor]) -
 
 
 def query_rows(found: Sequence[LevelScores]) -> list[Tensor]:
-    """The query rows of each example that the error part looks at, evenly spaced."""
+    """The query rows of each example that the error section uses, evenly spaced."""
     share = ERROR_ROWS // len(found)
     chosen = []
     for one in found:
@@ -205,7 +221,7 @@ def normality_entries(
         entry: Entry = {"layer": layer, "head": head, "level": level, "n": len(points)}
         components = principal_components(points, COMPONENTS)
         entry["dimensions"] = components.shape[1]
-        # Fewer than five points a dimension say nothing.
+        # Fewer than five points per dimension are not enough for a test.
         if components.shape[1] and len(points) >= 5 * components.shape[1]:
             found = mardia(components)
             entry |= {
@@ -221,50 +237,3 @@ def normality_entries(
             entry |= {**dict.fromkeys(names), "qq": []}
         entries.append(entry)
     return entries
-
-
-class Maps:
-    """Matrices to look at, made small at once: as small as all that will come asks for."""
-
-    def __init__(self, layers: int, attention_sizes: list[int], part_sizes: list[int]) -> None:
-        """Sizes are those of one layer: of its attention matrices and of its scores."""
-        self.notes: list[str] = []
-        self.attention: list[Entry] = []
-        self.parts: list[Entry] = []
-        self.layers = list(range(layers)) if attention_sizes else []
-        self.with_parts = bool(part_sizes)
-        if not attention_sizes:
-            self.cells = 0
-            return
-        self.cells = map_cells((attention_sizes + 2 * part_sizes) * layers)
-        if not self.cells:
-            self.notes.append(
-                "Maps of the symmetric and antisymmetric parts are left out: too many."
-            )
-            self.with_parts, self.cells = False, map_cells(attention_sizes * layers)
-        if not self.cells:
-            self.layers = sorted({0, layers // 2, layers - 1})
-            self.notes.append(f"Attention maps are shown for the layers {self.layers} alone.")
-            self.cells = map_cells(attention_sizes * len(self.layers)) or CELLS[-1]
-        if max(attention_sizes) > self.cells:
-            self.notes.append(f"Maps are averaged to {self.cells} x {self.cells} cells.")
-
-    def add(self, layer: int, level: int | str, attention: Tensor, scores: Tensor | None) -> None:
-        """Attention matrices `[H, T, T]`, and scores `[H, n, n]` shown as their two parts."""
-        if layer not in self.layers:
-            return
-        for head, matrix in enumerate(attention):
-            place = {"layer": layer, "head": head, "level": level}
-            shown = {"map": map_entry(matrix, self.cells)}
-            self.attention.append({**place, **shown, "pooled_from": self._pooled_from(matrix)})
-            if scores is None or not self.with_parts:
-                continue
-            symmetric, antisymmetric = split(scores[head])
-            both = {
-                "symmetric": map_entry(symmetric, self.cells),
-                "antisymmetric": map_entry(antisymmetric, self.cells),
-            }
-            self.parts.append({**place, **both, "pooled_from": self._pooled_from(symmetric)})
-
-    def _pooled_from(self, matrix: Tensor) -> int | None:
-        return len(matrix) if len(matrix) > self.cells else None

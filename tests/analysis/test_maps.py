@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from polyscale.theory.plain import MAP_BUDGET, map_cells, map_entry, plain, pooled
+from polyscale.analysis.maps import MAP_BUDGET, map_cells, map_entry, pooled
+from polyscale.analysis.values import as_json
 from tests.theory.helpers import draw
 
 
@@ -14,11 +15,11 @@ def test_numbers_keep_six_digits_and_what_json_cannot_hold_is_none():
         "a": torch.tensor([1 / 3, torch.inf, torch.nan], dtype=torch.float64),
         1: (True, "x", 7),
     }
-    found = plain(given)
+    found = as_json(given)
     assert found == {"a": [0.333333, None, None], "1": [True, "x", 7]}
     json.dumps(found, allow_nan=False)
     with pytest.raises(TypeError, match="numbers, text, lists and dicts"):
-        plain({"a": object()})
+        as_json({"a": object()})
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 1e4, 1e9])

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import polyscale as ps
-from polyscale.theory import analyze_hkt, analyze_snapshots, level_scores, split
+from polyscale.analysis import analyze_hkt, analyze_snapshots
+from polyscale.theory import level_scores, split
 from polyscale.theory.error import analyse_levels
 from polyscale.theory.levels import LEVELS
+from tests.analysis.properties import assert_sound
 from tests.theory.helpers import OPTIONS, draw, option_name, random_layer, randomise
-from tests.theory.schema import assert_follows_schema
 
 every_option = pytest.mark.parametrize("options", OPTIONS, ids=option_name)
 
@@ -39,7 +40,7 @@ def test_models_with_every_option_give_a_whole_analysis(options):
     mask[0, :4] = 0  # left
     mask[1, 10:] = 0  # right
     found = analyze_hkt(model, {"input_ids": ids, "attention_mask": mask})
-    assert_follows_schema(found)
+    assert_sound(found)
     meta = found["meta"]
     assert (meta["kind"], meta["layers"], meta["heads"], meta["levels"]) == ("hkt", 2, 2, 3)
     assert (meta["length"], meta["rows_used"]) == (13, 13 + 10 + 17)
@@ -60,7 +61,7 @@ def test_models_with_every_option_give_a_whole_analysis(options):
 def test_short_sequences_and_any_number_of_levels(length, levels, causal):
     layer = random_layer(levels, causal=causal)
     found = analyze_hkt(layer, draw(2, length, 16))
-    assert_follows_schema(found)
+    assert_sound(found)
     assert found["meta"]["levels"] == levels
     assert {row["levels_used"] for row in found["error"]["rows"]} == set(
         range(1, max(levels, 6) + 1)
@@ -169,7 +170,7 @@ def test_long_sequences_are_cut_and_the_notes_say_so():
     shown = found["attention"][0]
     assert shown["pooled_from"] == 200
     assert len(shown["map"]) == 128
-    assert_follows_schema(found)
+    assert_sound(found)
 
 
 def test_many_maps_are_made_smaller_and_the_notes_say_so():
@@ -223,7 +224,7 @@ def test_snapshots_give_normality_over_training():
     models = [(step, random_model(seed)) for seed, step in enumerate((200, 0, 100))]
     batch = {"input_ids": torch.randint(0, 259, (4, 32))}
     found = analyze_snapshots(models, batch)
-    assert_follows_schema(found)
+    assert_sound(found)
     history = found["normality"]["over_training"]
     assert [entry["step"] for entry in history] == [0] * 6 + [100] * 6 + [200] * 6
     assert {(entry["layer"], entry["level"]) for entry in history} == {
@@ -251,7 +252,7 @@ def test_bad_input_is_named():
         analyze_hkt(torch.nn.Linear(2, 2), torch.zeros(1, 2))
     with pytest.raises(ValueError, match="example must be from 0 to 0, got 3"):
         analyze_hkt(layer, x, example=3)
-    with pytest.raises(ValueError, match="levels must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="levels must be an integer of at least 1, got 0"):
         analyze_hkt(layer, x, levels=0)
     with pytest.raises(ValueError, match="padding alone"):
         analyze_hkt(layer, {"x": x, "key_padding_mask": torch.ones(1, 6, dtype=torch.bool)})

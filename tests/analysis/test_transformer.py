@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 
-from polyscale.theory import analyze_attention, analyze_snapshots
+from polyscale.analysis import analyze_attention, analyze_snapshots
+from tests.analysis.properties import assert_sound
 from tests.theory.helpers import randomise
-from tests.theory.schema import assert_follows_schema
 
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"intermediate_size": 32, "vocab_size": 100, "max_position_embeddings": 64}
@@ -64,7 +64,7 @@ def test_maps_are_the_attention_that_the_model_reports(make):
     model = randomise(make(), 0.2).eval()
     batch = {"input_ids": ids(1, 12), "attention_mask": torch.ones(1, 12, dtype=torch.int64)}
     found = analyze_attention(model, batch)
-    assert_follows_schema(found)
+    assert_sound(found)
     meta = found["meta"]
     assert (meta["kind"], meta["layers"], meta["heads"]) == ("transformer", 2, 4)
     model.set_attn_implementation("eager")
@@ -121,7 +121,7 @@ def test_padding_is_left_out(make, side):
     found = analyze_attention(
         model, {"input_ids": ids(1, 10), "attention_mask": mask}, tokens=list("abcdefghij")
     )
-    assert_follows_schema(found)
+    assert_sound(found)
     assert found["meta"]["length"] == 7
     assert found["meta"]["tokens"] == list("defghij" if side == "left" else "abcdefg")
     for one in found["attention"]:
@@ -151,7 +151,7 @@ def test_images_work_too():
     )
     model = randomise(transformers.ViTModel(config), 0.2)
     found = analyze_attention(model, {"pixel_values": torch.rand(1, 3, 16, 16)})
-    assert_follows_schema(found)
+    assert_sound(found)
     assert found["meta"]["length"] == 17
     assert len(found["kernel"]["forms"]) == 4
 
@@ -189,17 +189,17 @@ def test_long_inputs_are_cut_and_the_notes_say_so():
     found = analyze_attention(randomise(bert(), 0.2), ids(1, 40), max_length=30)
     assert found["meta"]["length"] == 30
     assert "first 30 (of 40)" in " ".join(found["meta"]["notes"])
-    assert_follows_schema(found)
+    assert_sound(found)
 
 
 def test_a_single_token():
-    assert_follows_schema(analyze_attention(randomise(gpt2(), 0.2), ids(1, 1)))
+    assert_sound(analyze_attention(randomise(gpt2(), 0.2), ids(1, 1)))
 
 
 def test_snapshots_of_any_model_give_normality_over_training():
     models = [(step, randomise(bert(), 0.2, seed=step)) for step in (0, 5)]
     found = analyze_snapshots(models, ids(1, 40))
-    assert_follows_schema(found)
+    assert_sound(found)
     history = found["normality"]["over_training"]
     assert [(entry["step"], entry["layer"]) for entry in history] == [
         (0, 0),
@@ -221,5 +221,5 @@ def test_bad_input_is_named():
         analyze_attention(model, {})
     with pytest.raises(ValueError, match="padding alone"):
         analyze_attention(model, {"input_ids": ids(1, 4), "attention_mask": torch.zeros(1, 4)})
-    with pytest.raises(ValueError, match="max_length must be at least 1"):
+    with pytest.raises(ValueError, match="max_length must be an integer of at least 1"):
         analyze_attention(model, ids(1, 4), max_length=0)
