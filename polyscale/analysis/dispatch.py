@@ -26,6 +26,7 @@ def analyze(
         **options: of `analyze_hkt`, `analyze_hsa` or `analyze_attention`.
 
     Example:
+        >>> import torch
         >>> layer = HKTAttention(16, num_heads=2, levels=2)
         >>> found = analyze(layer, torch.randn(1, 12, 16))
         >>> found["meta"]["kind"], found["meta"]["length"]

@@ -63,6 +63,7 @@ def analyze_hsa(
         maps: whether to add attention matrices for display.
 
     Example:
+        >>> import torch
         >>> tree = SignalTree.from_windows(12, (3,))
         >>> query, key = torch.randn(2, 2, 12, 8)
         >>> found = analyze_hsa((query, key), tree=tree)

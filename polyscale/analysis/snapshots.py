@@ -26,6 +26,7 @@ def analyze_snapshots(
         **options: of `analyze_hkt` or `analyze_attention`.
 
     Example:
+        >>> import torch
         >>> steps = [(step, HKTAttention(16, 2, levels=2)) for step in (0, 100)]
         >>> found = analyze_snapshots(steps, torch.randn(1, 64, 16), maps=False)
         >>> [(entry["step"], entry["level"]) for entry in found["normality"]["over_training"]]

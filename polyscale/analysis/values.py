@@ -17,6 +17,7 @@ class MapRows(list[list[float]]):
 def as_json(value: Any, digits: int = DIGITS) -> Any:
     """Tensors, tuples and numbers as lists and rounded numbers; None for nan and infinity.
 
+    >>> import torch
     >>> as_json({"a": torch.tensor([1.23456789, float("inf")]), "b": (True, 2)})
     {'a': [1.23457, None], 'b': [True, 2]}
     """
