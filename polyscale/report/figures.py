@@ -14,28 +14,11 @@ from html import escape
 from typing import Any, NamedTuple
 
 from polyscale._extras import require
+from polyscale.report.colours import FIGURE_LIGHT as LIGHT
 
 Curve = Sequence[tuple[float, float]]  # (step, value)
 Band = Sequence[tuple[float, float, float]]  # (step, low, high)
 LevelWeights = Sequence[Sequence[Sequence[float]]]  # layer, head, level
-
-# The variables of a page; series and levels are told apart by readers who mix up red and green.
-LIGHT = {
-    "page": "#ffffff", "card": "#f6f7f9", "ink": "#1c2330", "soft": "#566072", "grid": "#dfe3e8",
-    "series-0": "#b4530a", "series-1": "#1f63b5", "series-2": "#4c7a34", "series-3": "#7b4fa3",
-    "series-4": "#8c6d00", "series-5": "#0b7a75", "series-6": "#a8326e", "series-7": "#5b6470",
-    "level-0": "#24565f", "level-1": "#3f7f86", "level-2": "#7a6a2f", "level-3": "#8a4f6b",
-    "level-4": "#4f5b93",
-    "on-series": "#ffffff",
-}  # fmt: skip
-DARK = {
-    "page": "#12161d", "card": "#1b212b", "ink": "#e7ebf1", "soft": "#a2adbd", "grid": "#333c49",
-    "series-0": "#f2a154", "series-1": "#74b0f4", "series-2": "#9ccb7c", "series-3": "#c6a2e8",
-    "series-4": "#dcc777", "series-5": "#6fd0ca", "series-6": "#f08cb8", "series-7": "#b3bcc8",
-    "level-0": "#7fd3dd", "level-1": "#a9c3c7", "level-2": "#dcc777", "level-3": "#e3a3c1",
-    "level-4": "#a9b4ec",
-    "on-series": "#10141a",
-}  # fmt: skip
 
 # Marker colour -> the CSS variable that takes its place.
 _INK, _GRID, _ON_SERIES = "#010203", "#040506", "#070809"

@@ -3,7 +3,7 @@ import json
 import re
 from base64 import b64encode
 from hashlib import sha256
-from html import escape
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -101,7 +101,7 @@ def test_a_page_with_nothing_but_a_title_is_whole():
 def test_every_section_says_what_it_shows_and_has_a_place_for_figures():
     page = analysis_page(hkt_sample())
     for section in SECTIONS[:-1]:
-        assert escape(section.text) in page
+        assert section.text in unescape(page)
     assert page.count('<div class="place"></div>') == len(ALL_OF_HKT)
 
 
@@ -185,7 +185,7 @@ def test_a_number_that_is_not_finite_is_refused_by_its_place(bad):
 @pytest.mark.parametrize(
     ("analysis", "error", "words"),
     [
-        (None, TypeError, "analysis takes a dict, got NoneType"),
+        (None, TypeError, "analysis must be a dict, got NoneType"),
         ({"format": 1}, ValueError, "'meta'"),
         ({"format": 2, "meta": {}}, ValueError, "format 1, got 2"),
     ],
