@@ -18,7 +18,7 @@ _SCRIPTS = (
     "basics.js",
     "charts.js",
     "heatmap.js",
-    "frame.js",
+    "cards.js",
     "attention.js",
     "scores.js",
     "error.js",

@@ -4,7 +4,7 @@
 // Taken from the page, so that the file holds no address at all.
 const SVG = document.getElementById("seed").namespaceURI;
 
-function fill(node, attributes, children) {
+function fill(node, attributes, children = []) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") node.addEventListener(name, value);
@@ -18,6 +18,20 @@ const svg = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS(SVG, tag), attributes, children);
 const text = (x, y, content, attributes = {}) =>
   svg("text", { x, y, fill: "var(--soft)", "font-size": 12, ...attributes }, content);
+const rule = (x1, y1, x2, y2, stroke = "var(--grid)", attributes = {}) =>
+  svg("line", { x1, y1, x2, y2, stroke, ...attributes });
+const rect = (x, y, width, height, attributes) => svg("rect", { x, y, width, height, ...attributes });
+const button = (label, click, attributes = {}) =>
+  html("button", { type: "button", click, ...attributes }, label);
+const select = (options, attributes) =>
+  html(
+    "select",
+    attributes,
+    options.map(([value, label]) => html("option", { value }, label)),
+  );
+const labelled = (label, control, attributes = {}) => html("label", attributes, label, control);
+const ARROWS = { ArrowUp: [-1, 0], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowRight: [0, 1] };
+const stepOf = (event) => (ARROWS[event.key] ?? [0, 0]).reduce((sum, part) => sum + part);
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -64,7 +78,9 @@ function readable(red, green, blue) {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#10141a" : "#ffffff";
 }
 // From a share between 0 and 1 to [red, green, blue], along the named colours of the style sheet.
-function ramp(name, count) {
+const STOPS = { heat: 4, split: 5 };
+function ramp(name) {
+  const count = STOPS[name];
   const stops = Array.from({ length: count }, (_, index) => channels(colour(`--${name}-${index}`)));
   return (share) => {
     const place = clamp(share, 0, 1) * (count - 1);
@@ -90,8 +106,8 @@ function tipAtMark(mark) {
   showTip(mark.dataset.tip, box.x + box.width / 2, box.y);
 }
 
-// Marks with data-tip explain themselves under the pointer; in a drawing that has the focus the
-// arrow keys go from mark to mark and Enter does what a click does.
+// Marks with data-tip show it under the pointer; in a drawing that has the focus the arrow keys go
+// from mark to mark, and Enter acts as a click.
 document.addEventListener("pointerover", (event) => {
   const mark = event.target.closest?.("[data-tip]");
   if (mark) showTip(mark.dataset.tip, event.clientX, event.clientY);
@@ -105,7 +121,7 @@ document.addEventListener("keydown", (event) => {
   const marks = [...drawing.querySelectorAll("[data-tip]")];
   const at = marks.findIndex((mark) => mark.classList.contains("current"));
   if (event.key === "Enter" && at >= 0) marks[at].dispatchEvent(new MouseEvent("click", { bubbles: true }));
-  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  const step = stepOf(event);
   if (!step || !marks.length) return;
   event.preventDefault();
   marks[at]?.classList.remove("current");
@@ -128,7 +144,7 @@ function standalone(drawing) {
     mark.removeAttribute("data-tip");
   }
   copy.removeAttribute("tabindex");
-  copy.prepend(svg("rect", { width: "100%", height: "100%", fill: "var(--card)" }));
+  copy.prepend(rect(0, 0, "100%", "100%", { fill: "var(--card)" }));
   return new XMLSerializer()
     .serializeToString(copy)
     .replace(/var\((--[\w-]+)\)/g, (_, name) => colour(name))

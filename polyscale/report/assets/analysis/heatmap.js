@@ -13,7 +13,7 @@ function extent(matrices, diverging) {
 
 function paintCells(canvas, matrix, { limit, diverging = false, contrast = 1 }) {
   const [rows, columns] = [matrix.length, matrix[0].length];
-  const shade = diverging ? ramp("split", 5) : ramp("heat", 4);
+  const shade = ramp(diverging ? "split" : "heat");
   const table = Array.from({ length: 256 }, (_, index) => shade(index / 255));
   const masked = channels(colour("--masked"));
   canvas.width = columns;
@@ -32,7 +32,7 @@ function paintCells(canvas, matrix, { limit, diverging = false, contrast = 1 }) 
   return canvas;
 }
 
-// `cell(row, column)` says what stands there; `choose(row)` is told of the row under the pointer.
+// `cell(row, column)` describes a cell; `choose(row)` is called with the row under the pointer.
 function heatmap(width, label, { matrix, limit, diverging, contrast, names, reach, cell, choose, range }) {
   const [rows, columns] = [matrix.length, matrix[0].length];
   const tokens = names && rows <= 26 && columns <= 26;
@@ -50,103 +50,64 @@ function heatmap(width, label, { matrix, limit, diverging, contrast, names, reac
   drawing.setAttribute("data-cells", "");
   const left = Math.max((width - side - margin) / 2, 0) + margin - 6,
     top = 4;
+  const box = { x: left, y: top, width: side, height: tall };
   drawing.append(
-    svg("image", {
-      href: big.toDataURL(),
-      x: left,
-      y: top,
-      width: side,
-      height: tall,
-      preserveAspectRatio: "none",
-    }),
-  );
-  drawing.append(
-    svg("rect", { x: left, y: top, width: side, height: tall, fill: "none", stroke: "var(--grid)" }),
+    svg("image", { href: big.toDataURL(), ...box, preserveAspectRatio: "none" }),
+    svg("rect", { ...box, fill: "none", stroke: "var(--grid)" }),
   );
   // Ticks are positions of the sequence, of which a cell can hold several.
   const marks = (count) =>
     tokens ? [...Array(count).keys()] : ticksOf(0, reach(count) - 1 || 1, 5).filter(Number.isInteger);
   const spot = (mark, count) => (mark + 0.5) / (tokens ? count : reach(count));
+  const words = (mark, count) => (tokens ? short(visible(names(mark, count)), 8) : mark);
+  const style = { "text-anchor": "end", "font-size": 11 };
   for (const row of marks(rows))
-    drawing.append(
-      text(left - 5, top + tall * spot(row, rows) + 4, tokens ? short(visible(names(row, rows)), 8) : row, {
-        "text-anchor": "end",
-        "font-size": 11,
-      }),
-    );
+    drawing.append(text(left - 5, top + tall * spot(row, rows) + 4, words(row, rows), style));
   for (const column of marks(columns)) {
-    const x = left + side * spot(column, columns),
-      y = top + tall + (tokens ? 6 : 14);
-    drawing.append(
-      tokens
-        ? text(0, 0, short(visible(names(column, columns)), 8), {
-            transform: `translate(${x + 4} ${y}) rotate(-90)`,
-            "text-anchor": "end",
-            "font-size": 11,
-          })
-        : text(x, y, column, { "text-anchor": "middle", "font-size": 11 }),
-    );
+    const [x, y] = [left + side * spot(column, columns), top + tall];
+    const turned = { ...style, transform: `translate(${x + 4} ${y + 6}) rotate(-90)` };
+    const name = words(column, columns);
+    drawing.append(tokens ? text(0, 0, name, turned) : text(x, y + 14, name, { ...style, ...CENTRED }));
   }
   const foot = top + tall + (tokens ? 62 : 22);
-  const shade = diverging ? ramp("split", 5) : ramp("heat", 4);
-  for (let step = 0; step < 24; step += 1) {
-    drawing.append(
-      svg("rect", { x: left + step * 5, y: foot, width: 5.3, height: 10, fill: `rgb(${shade(step / 23)})` }),
-    );
-  }
+  const shade = ramp(diverging ? "split" : "heat");
+  for (let step = 0; step < 24; step += 1)
+    drawing.append(rect(left + step * 5, foot, 5.3, 10, { fill: `rgb(${shade(step / 23)})` }));
   drawing.append(
     text(left, foot + 23, diverging ? number(-limit) : "0", { "font-size": 11 }),
-    text(left + 120, foot + 23, number(limit), { "font-size": 11, "text-anchor": "end" }),
+    text(left + 120, foot + 23, number(limit), style),
     text(left + 130, foot + 9, `${range} · query ↓ key →`, { "font-size": 11 }),
   );
-  const across = svg("rect", {
-    fill: "none",
-    stroke: "var(--focus)",
-    "pointer-events": "none",
-    visibility: "hidden",
-  });
+  const outline = { fill: "none", stroke: "var(--focus)", "pointer-events": "none", visibility: "hidden" };
+  const across = svg("rect", outline);
   const down = across.cloneNode();
   drawing.append(across, down);
   let at = [0, 0];
   const show = (row, column, x, y) => {
     at = [clamp(row, 0, rows - 1), clamp(column, 0, columns - 1)];
     const [high, wide] = [tall / rows, side / columns];
-    fill(across, { x: left, y: top + at[0] * high, width: side, height: high, visibility: "visible" }, []);
-    fill(down, { x: left + at[1] * wide, y: top, width: wide, height: tall, visibility: "visible" }, []);
-    const box = down.getBoundingClientRect(),
-      line = across.getBoundingClientRect();
-    showTip(cell(...at), x ?? box.x + box.width, y ?? line.y);
+    fill(across, { ...box, y: top + at[0] * high, height: high, visibility: "visible" });
+    fill(down, { ...box, x: left + at[1] * wide, width: wide, visibility: "visible" });
+    showTip(cell(...at), x ?? down.getBoundingClientRect().right, y ?? across.getBoundingClientRect().y);
     choose?.(at[0], rows);
   };
   const hide = () => {
-    across.setAttribute("visibility", "hidden");
-    down.setAttribute("visibility", "hidden");
+    for (const one of [across, down]) one.setAttribute("visibility", "hidden");
     hideTip();
   };
   const follow = (event) => {
-    const box = drawing.getBoundingClientRect(),
-      zoom = width / box.width;
-    const column = Math.floor((((event.clientX - box.x) * zoom - left) / side) * columns);
-    const row = Math.floor((((event.clientY - box.y) * zoom - top) / tall) * rows);
+    const place = drawing.getBoundingClientRect(),
+      zoom = width / place.width;
+    const column = Math.floor((((event.clientX - place.x) * zoom - left) / side) * columns);
+    const row = Math.floor((((event.clientY - place.y) * zoom - top) / tall) * rows);
     if (row < 0 || column < 0 || row >= rows || column >= columns) hide();
     else show(row, column, event.clientX, event.clientY);
   };
-  fill(
-    drawing,
-    {
-      pointermove: follow,
-      pointerdown: follow,
-      pointerleave: hide,
-      blur: hide,
-      keydown: (event) => {
-        const [i, j] =
-          { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
-        if (i === undefined) return;
-        event.preventDefault();
-        show(at[0] + i, at[1] + j);
-      },
-    },
-    [],
-  );
-  return drawing;
+  const keydown = (event) => {
+    if (!ARROWS[event.key]) return;
+    const [i, j] = ARROWS[event.key];
+    event.preventDefault();
+    show(at[0] + i, at[1] + j);
+  };
+  return fill(drawing, { pointermove: follow, pointerdown: follow, pointerleave: hide, blur: hide, keydown });
 }

@@ -20,66 +20,39 @@ function entries() {
   const weights = (part("levels").weights ?? []).flatMap((heads, layer) =>
     heads.flatMap((levels, head) => levels.map((_, level) => ({ layer, head, level }))),
   );
-  const { forms = [], scores = [] } = part("kernel");
-  const { parts = [], maps = [] } = part("symmetry");
   const { rows = [], tail = [], decay = [] } = part("error");
-  return [
-    data.attention,
-    weights,
-    forms,
-    scores,
-    parts,
-    maps,
-    rows,
-    tail.map(({ layer, head }) => ({ layer, head })),
-    decay,
-    part("normality").levels,
-    part("hsa").layers,
-  ].flatMap((list) => list ?? []);
+  const ofHeads = tail.map(({ layer, head }) => ({ layer, head }));
+  const lists = [part("kernel").forms, part("kernel").scores, part("symmetry").parts, part("symmetry").maps];
+  const others = [data.attention, part("normality").levels, part("hsa").layers];
+  return [...lists, ...others, weights, rows, ofHeads, decay].flatMap((list) => list ?? []);
 }
 
 // Three linked lists: the heads offered are those of the layer, the levels those of the head.
 function chooser(place, list, chosen, prefix = "") {
   const order = (a, b) => (isNumber(a) && isNumber(b) ? a - b : isNumber(a) ? 1 : -1);
-  const keys = ["layer", "head", "level"];
-  const all = Object.fromEntries(
-    keys.map((key) => [key, list.some((entry) => entry[key] !== undefined && entry[key] !== null)]),
-  );
-  const selects = keys
-    .filter((key) => all[key])
-    .map((key) => {
-      const select = html("select", {
-        "aria-label": `${prefix}${key}`,
-        change: () => {
-          chosen[key] = isNumber(Number(select.value)) ? Number(select.value) : select.value;
-          refresh();
-        },
-      });
-      place.append(html("label", {}, `${prefix}${key}`, select));
-      return [key, select];
-    });
+  const known = (value) => value !== undefined && value !== null;
+  const selects = PLACE.filter((key) => list.some((entry) => known(entry[key]))).map((key) => {
+    const change = ({ target: { value } }) => {
+      chosen[key] = isNumber(Number(value)) ? Number(value) : value;
+      refresh();
+    };
+    const control = html("select", { "aria-label": `${prefix}${key}`, change });
+    place.append(labelled(`${prefix}${key}`, control));
+    return [key, control];
+  });
   const update = () => {
     const before = {};
-    for (const [key, select] of selects) {
-      const offered = unique(
-        list
-          .filter((entry) => matches(entry, { ...entry, ...before }, Object.keys(before)))
-          .map((entry) => entry[key]),
-      )
-        .filter((value) => value !== undefined && value !== null)
+    for (const [key, control] of selects) {
+      const here = list.filter((entry) => matches(entry, { ...entry, ...before }, Object.keys(before)));
+      const offered = unique(here.map((entry) => entry[key]))
+        .filter(known)
         .sort(order);
       if (!offered.includes(chosen[key])) chosen[key] = offered[0];
       if (key !== "level") before[key] = chosen[key];
-      select.replaceChildren(
-        ...offered.map((value) =>
-          html(
-            "option",
-            { value, selected: value === chosen[key] },
-            NAMES[key](value).replace(`${key} `, ""),
-          ),
-        ),
-      );
-      select.disabled = offered.length < 2;
+      const option = (value) =>
+        html("option", { value, selected: value === chosen[key] }, NAMES[key](value).replace(`${key} `, ""));
+      control.replaceChildren(...offered.map(option));
+      control.disabled = offered.length < 2;
     }
   };
   update();
@@ -92,15 +65,10 @@ const start = data.attention?.find((entry) => entry.level === "merged") ?? data.
 Object.assign(choice, { layer: start.layer, head: start.head, level: start.level });
 chooser(bar, entries(), choice);
 manyLevels =
-  unique(
-    entries()
-      .map((entry) => entry.level)
-      .filter((level) => level !== null && level !== undefined),
-  ).length > 1;
+  unique(entries().map((entry) => entry.level ?? null)).filter((level) => level !== null).length > 1;
 bar.hidden = bar.querySelectorAll("select:enabled").length === 0;
-bar.append(
-  html("p", { class: "hint" }, "Chosen for the whole page. In a figure: hover, or Tab and arrow keys."),
-);
+const hint = "Chosen for the whole page. In a figure: hover, or Tab and arrow keys.";
+bar.append(html("p", { class: "hint" }, hint));
 listen(() => {
   for (const line of document.querySelectorAll(".shown")) line.textContent = `Shown: ${whose(choice)}.`;
 });
@@ -128,7 +96,7 @@ for (const [name, build] of Object.entries(SECTIONS)) {
   try {
     build(place);
   } catch (error) {
-    // one broken section must not take the others with it
+    // one broken section must not break the others
     place.append(html("p", { class: "note" }, `This section could not be drawn: ${error.message}`));
     console.error(error);
   }

@@ -1,236 +1,176 @@
-// The tree of hierarchical attention: where it loses, and what a finer one would buy.
+// The tree of hierarchical attention: where it loses, and what a finer one would save.
+
+const nodeName = (one) => visible(one.label || `node ${one.node}`).replaceAll("␣", " ");
+const leafCount = ({ leaves }) => `${leaves} ${leaves === 1 ? "leaf" : "leaves"}`;
+const describeNode = (one) => {
+  const { kl, energy, dilution } = one.family ?? {};
+  const measured = one.family && `KL ${number(kl)}\nenergy ${number(energy)}\ndilution ${number(dilution)}`;
+  return lines(`${quote(short(nodeName(one), 60))} (node ${one.node})`, leafCount(one), measured);
+};
+
+// Children and leaf counts from the parents; without a tree, from the families themselves.
+function buildTree(tree, families) {
+  const nodes = new Map();
+  const add = (node, parent, label) => nodes.set(node, { node, parent, label, children: [], leaves: 0 });
+  if (has(tree?.parent)) tree.parent.forEach((parent, node) => add(node, parent, tree.label?.[node] ?? ""));
+  for (const family of families) {
+    if (!nodes.has(family.node)) add(family.node, family.parent, family.label);
+    Object.assign(nodes.get(family.node), { family, label: family.label || nodes.get(family.node).label });
+  }
+  const roots = [];
+  for (const one of nodes.values()) {
+    const parent = one.parent === one.node ? null : nodes.get(one.parent);
+    (parent ? parent.children : roots).push(one);
+  }
+  const order = [...roots];
+  for (let at = 0; at < order.length; at += 1) order.push(...order[at].children);
+  for (const one of order.reverse())
+    one.leaves = one.children.reduce((sum, child) => sum + child.leaves, 0) || one.family?.leaves || 1;
+  return { nodes, roots };
+}
 
 function treeSection(place) {
   const { layers, tree } = data.hsa;
-  const mine = () => layers.find((entry) => matches(entry, choice, ["layer", "head"]));
-  const cards = grid(place);
+  const mine = () => ofHead(layers)[0];
   let zoom = null;
-  // Children and leaf counts from the parents; without a tree, from the families themselves.
-  const build = (families) => {
-    const nodes = new Map();
-    const add = (node, parent, label) => nodes.set(node, { node, parent, label, children: [], leaves: 0 });
-    if (has(tree?.parent)) tree.parent.forEach((parent, node) => add(node, parent, tree.label?.[node] ?? ""));
-    for (const family of families) {
-      if (!nodes.has(family.node)) add(family.node, family.parent, family.label);
-      Object.assign(nodes.get(family.node), { family, label: family.label || nodes.get(family.node).label });
-    }
-    const roots = [];
-    for (const one of nodes.values()) {
-      const parent = one.parent === one.node ? null : nodes.get(one.parent);
-      if (parent) parent.children.push(one);
-      else roots.push(one);
-    }
-    const order = [...roots];
-    for (let at = 0; at < order.length; at += 1) order.push(...order[at].children);
-    for (const one of order.reverse())
-      one.leaves = one.children.reduce((sum, child) => sum + child.leaves, 0) || one.family?.leaves || 1;
-    return { nodes, roots };
+  const zoomTo = (node) => {
+    zoom = node;
+    refresh();
   };
-  const nameOf = (one) => visible(one.label || `node ${one.node}`).replaceAll("␣", " ");
-  const say = (one) =>
-    `${quote(short(nameOf(one), 60))} (node ${one.node})\n${one.leaves} ${one.leaves === 1 ? "leaf" : "leaves"}${one.family ? `\nKL ${number(one.family.kl)}\nenergy ${number(one.family.energy)}\ndilution ${number(one.family.dilution)}` : ""}`;
+  const names = { kl: "KL to flat softmax", energy: "energy", dilution: "dilution" };
+  const measure = select(Object.entries(names), { change: refresh });
+  const back = button("Whole tree", () => zoomTo(null));
+  place.append(html("div", { class: "choices" }, labelled("Colour by", measure), back));
+  const title = () =>
+    `The tree: ${whose(choice, ["layer", "head"])}, KL ${number(mine()?.kl_total)} over all tokens`;
+  const caption =
+    "Each box is a node as wide as its leaves; darker families (brighter on a dark page) score higher. Click a family to look closer, and again to step back.";
+  const draw = (width, label) => {
+    const entry = mine();
+    if (!entry) return noneFor(layers, choice, "tree");
+    const { nodes, roots } = buildTree(tree, entry.families);
+    back.disabled = !nodes.has(zoom);
+    const top = nodes.has(zoom) ? [nodes.get(zoom)] : roots;
+    const drawing = drawTree(width, label, top, entry.families, measure.value);
+    const click = ({ target: { dataset } }) => {
+      if (dataset.node !== undefined)
+        zoomTo(zoom === Number(dataset.node) ? nodes.get(zoom).parent : Number(dataset.node));
+    };
+    return fill(drawing, { click });
+  };
+  figure(grid(place), "tree", title, draw, { full: true, caption });
+  treeTables(place, mine, zoomTo);
+  treeOutline(place, mine, tree);
+}
 
-  const measure = html(
-    "select",
-    { change: refresh },
-    ["kl", "energy", "dilution"].map((key) =>
-      html("option", { value: key }, key === "kl" ? "KL to flat softmax" : key),
-    ),
-  );
-  const back = html(
-    "button",
-    {
-      type: "button",
-      click: () => {
-        zoom = null;
-        refresh();
-      },
-    },
-    "Whole tree",
-  );
-  cards.before(html("div", { class: "choices" }, html("label", {}, "Colour by", measure), back));
-  figure(
-    cards,
-    "tree",
-    () => `The tree: ${whose(choice, ["layer", "head"])}, KL ${number(mine()?.kl_total)} over all tokens`,
-    (width, label) => {
-      const entry = mine();
-      if (!entry) return noneFor(layers, choice, "tree");
-      const { nodes, roots } = build(entry.families);
-      const top = nodes.has(zoom) ? [nodes.get(zoom)] : roots;
-      back.disabled = !nodes.has(zoom);
-      const values = entry.families.map((family) => family[measure.value]);
-      const [low, high] = [Math.min(smallest(values), 0), largest(values)];
-      const shade = ramp("heat", 4),
-        total = top.reduce((sum, one) => sum + one.leaves, 0);
-      const drawing = canvasOf(width, 0, label);
-      let row = top,
-        depth = 0,
-        left = new Map(),
-        x = 0;
-      for (const one of top) {
-        left.set(one, x);
-        x += (one.leaves * width) / total;
-      }
-      for (; row.length && depth < 40; depth += 1) {
-        const next = [];
-        for (const one of row) {
-          const wide = (one.leaves * width) / total,
-            value = one.family?.[measure.value];
-          if (wide < 0.7) continue;
-          const paint = isNumber(value) ? shade(Math.sqrt((value - low) / (high - low || 1))) : null;
-          drawing.append(
-            svg("rect", {
-              x: left.get(one) + 0.5,
-              y: 26 * depth + 1,
-              width: Math.max(wide - 1, 0.5),
-              height: 24,
-              rx: Math.min(3, wide / 4),
-              fill: paint ? `rgb(${paint})` : "var(--page)",
-              stroke: "var(--grid)",
-              "data-tip": say(one),
-              "data-node": one.children.length ? one.node : null,
-              "data-pick": one.children.length ? "{}" : null,
-            }),
-          );
-          if (wide > 30)
-            drawing.append(
-              text(left.get(one) + wide / 2, 26 * depth + 17, short(nameOf(one), Math.floor(wide / 7.5)), {
-                "text-anchor": "middle",
-                "font-size": 11,
-                fill: paint ? readable(...paint) : "var(--ink)",
-                "pointer-events": "none",
-              }),
-            );
-          let at = left.get(one);
-          for (const child of one.children) {
-            left.set(child, at);
-            at += (child.leaves * width) / total;
-            next.push(child);
-          }
-        }
-        row = next;
-      }
-      fill(
-        drawing,
-        {
-          viewBox: `0 0 ${width} ${26 * depth + 2}`,
-          height: 26 * depth + 2,
-          click: (event) => {
-            if (event.target.dataset.node === undefined) return;
-            const node = Number(event.target.dataset.node);
-            zoom = zoom === node ? nodes.get(node).parent : node;
-            refresh();
-          },
-        },
-        [],
-      );
-      return drawing;
-    },
-    {
-      full: true,
-      caption:
-        "Each box is a node as wide as its leaves; darker families (brighter on a dark page) score higher. Click a family to look closer, and again to step back.",
-    },
-  );
+// Rows of boxes, parents above their children.
+function drawTree(width, label, top, families, measure) {
+  const values = families.map((family) => family[measure]);
+  const [low, high] = [Math.min(smallest(values), 0), largest(values)];
+  const shade = ramp("heat");
+  const unit = width / top.reduce((sum, one) => sum + one.leaves, 0);
+  const boxes = svg("g");
+  const lay = (row, x) =>
+    row.map((one) => {
+      x += one.leaves * unit;
+      return [one, x - one.leaves * unit];
+    });
+  let row = lay(top, 0),
+    depth = 0;
+  for (; row.length && depth < 40; depth += 1) {
+    row = row.filter(([one]) => one.leaves * unit >= 0.7);
+    for (const [one, x] of row) {
+      const [wide, value] = [one.leaves * unit, one.family?.[measure]];
+      const paint = isNumber(value) ? shade(Math.sqrt((value - low) / (high - low || 1))) : null;
+      const inner = one.children.length > 0;
+      const box = {
+        rx: Math.min(3, wide / 4),
+        fill: paint ? `rgb(${paint})` : "var(--page)",
+        stroke: "var(--grid)",
+      };
+      const marks = {
+        "data-tip": describeNode(one),
+        "data-node": inner ? one.node : null,
+        "data-pick": inner && "{}",
+      };
+      boxes.append(rect(x + 0.5, 26 * depth + 1, Math.max(wide - 1, 0.5), 24, { ...box, ...marks }));
+      if (wide <= 30) continue;
+      const style = {
+        "font-size": 11,
+        fill: paint ? readable(...paint) : "var(--ink)",
+        "pointer-events": "none",
+      };
+      const name = short(nodeName(one), Math.floor(wide / 7.5));
+      boxes.append(text(x + wide / 2, 26 * depth + 17, name, { ...CENTRED, ...style }));
+    }
+    row = row.flatMap(([one, x]) => lay(one.children, x));
+  }
+  return canvasOf(width, 26 * depth + 2, label, boxes);
+}
 
-  table(
-    place,
-    "Families that lose most",
-    ["family", "node", "leaves", "depth", "KL", "of the total", "energy", "dilution"],
-    () => {
-      const entry = mine();
-      if (!entry) return [];
-      const sum = entry.kl_total || entry.families.reduce((all, family) => all + (family.kl ?? 0), 0);
-      const worst = [...entry.families].sort((a, b) => (b.kl ?? -Infinity) - (a.kl ?? -Infinity)).slice(0, 8);
-      return worst.map((family) => ({
-        cells: [
-          html(
-            "button",
-            {
-              type: "button",
-              click: () => {
-                zoom = family.node;
-                refresh();
-                document.getElementById("hsa").scrollIntoView();
-              },
-            },
-            short(nameOf(family), 32),
-          ),
-          String(family.node),
-          number(family.leaves),
-          number(family.depth),
-          number(family.kl),
-          percent(sum ? (family.kl ?? 0) / sum : null),
-          number(family.energy),
-          number(family.dilution),
-        ],
-      }));
-    },
-  );
-  const cost = (before, after) =>
-    isNumber(before) && isNumber(after) ? `${compact(before)} → ${compact(after)}` : "n/a";
-  table(
-    place,
-    "What a finer tree would buy",
-    ["open the family", "node", "KL before", "KL after", "saved", "scores to compute"],
-    () => {
-      const names = new Map(mine()?.families.map((family) => [family.node, nameOf(family)]));
-      return (mine()?.finer ?? []).map((one) => ({
-        cells: [
-          short(names.get(one.node) ?? `node ${one.node}`, 32),
-          String(one.node),
-          number(one.kl_before),
-          number(one.kl_after),
-          percent(1 - one.kl_after / one.kl_before),
-          cost(one.scores_before, one.scores_after),
-        ],
-      }));
-    },
-  );
+function treeTables(place, mine, zoomTo) {
+  const look = (family) => {
+    zoomTo(family.node);
+    document.getElementById("hsa").scrollIntoView();
+  };
+  const total = () => mine().kl_total || mine().families.reduce((all, family) => all + (family.kl ?? 0), 0);
+  const families = [
+    ["family", (family) => button(short(nodeName(family), 32), () => look(family))],
+    ["node", (family) => String(family.node)],
+    ["leaves", (family) => number(family.leaves)],
+    ["depth", (family) => number(family.depth)],
+    ["KL", (family) => number(family.kl)],
+    ["of the total", (family) => percent(total() ? (family.kl ?? 0) / total() : null)],
+    ["energy", (family) => number(family.energy)],
+    ["dilution", (family) => number(family.dilution)],
+  ];
+  const worst = () => [...(mine()?.families ?? [])].sort((a, b) => (b.kl ?? -Infinity) - (a.kl ?? -Infinity));
+  table(place, "Families that lose most", families, () => worst().slice(0, 8));
+  const named = (node) => mine().families.find((family) => family.node === node) ?? { node };
+  const opened = [
+    ["open the family", (one) => short(nodeName(named(one.node)), 32)],
+    ["node", (one) => String(one.node)],
+    ["KL before", (one) => number(one.kl_before)],
+    ["KL after", (one) => number(one.kl_after)],
+    ["saved", (one) => percent(1 - one.kl_after / one.kl_before)],
+    ["scores to compute", (one) => `${compact(one.scores_before)} → ${compact(one.scores_after)}`],
+  ];
+  table(place, "What a finer tree would save", opened, () => mine()?.finer ?? []);
+}
 
-  // The same tree as words, for reading line by line; children are made when they are asked for.
+// The same tree as nested lists, to read line by line; children are made when they are opened.
+function treeOutline(place, mine, tree) {
+  const LIMIT = 200;
   const outline = html("div", { class: "tree" });
   place.append(html("h3", {}, "The tree, family by family"), outline);
-  const LIMIT = 200;
   listen(() => {
     const entry = mine();
     if (!entry) return outline.replaceChildren();
-    const { roots } = build(entry.families);
     const top = largest(entry.families.map((family) => family.kl)) || 1;
+    const share = ({ kl }) => {
+      const bar = html("i", { style: `width:${clamp((100 * (kl ?? 0)) / top, 0, 100)}%` });
+      return [html("span", { class: "value" }, `KL ${number(kl, 2)}`), html("span", { class: "share" }, bar)];
+    };
     const line = (one) => [
-      html("span", { class: "name" }, short(nameOf(one), 80)),
-      html("span", { class: "value" }, `${one.leaves} ${one.leaves === 1 ? "leaf" : "leaves"}`),
-      ...(one.family
-        ? [
-            html("span", { class: "value" }, `KL ${number(one.family.kl, 2)}`),
-            html(
-              "span",
-              { class: "share" },
-              html("i", { style: `width:${clamp((100 * (one.family.kl ?? 0)) / top, 0, 100)}%` }),
-            ),
-          ]
-        : []),
+      html("span", { class: "name" }, short(nodeName(one), 80)),
+      html("span", { class: "value" }, leafCount(one)),
+      ...(one.family ? share(one.family) : []),
     ];
-    const list = (many, open) => {
-      const lines = many.slice(0, LIMIT).map((one) => branch(one, open));
-      if (many.length > LIMIT) lines.push(html("div", { class: "leaf" }, `and ${many.length - LIMIT} more`));
-      return lines;
-    };
+    const branches = (many, open) =>
+      [
+        ...many.slice(0, LIMIT).map((one) => branch(one, open)),
+        many.length > LIMIT && html("div", { class: "leaf" }, `and ${many.length - LIMIT} more`),
+      ].filter(Boolean);
     const branch = (one, open) => {
-      if (!one.children.length) return html("div", { class: "leaf", "data-tip": say(one) }, line(one));
+      const tip = { "data-tip": describeNode(one) };
+      if (!one.children.length) return html("div", { class: "leaf", ...tip }, line(one));
       const inside = html("div");
-      const unfold = () => {
-        if (!inside.hasChildNodes()) inside.append(...list(one.children, false));
+      const toggle = () => {
+        if (!inside.hasChildNodes()) inside.append(...branches(one.children, false));
       };
-      if (open) unfold();
-      return html(
-        "details",
-        { open, toggle: unfold },
-        html("summary", { "data-tip": say(one) }, line(one)),
-        inside,
-      );
+      if (open) toggle();
+      return html("details", { open, toggle }, html("summary", tip, line(one)), inside);
     };
-    return outline.replaceChildren(...list(roots, true));
+    return outline.replaceChildren(...branches(buildTree(tree, entry.families).roots, true));
   });
 }

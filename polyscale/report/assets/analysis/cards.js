@@ -1,8 +1,11 @@
-// What all sections are built from: cards, tables, overviews, maps. Every part redraws on each choice.
+// What all sections are made of: cards, tables, overviews, maps. All are redrawn on each choice.
 
-const matches = (entry, choice, keys) => keys.every((key) => (entry[key] ?? choice[key]) === choice[key]);
+const PLACE = ["layer", "head", "level"];
+const matches = (entry, choice, keys = PLACE) =>
+  keys.every((key) => (entry[key] ?? choice[key]) === choice[key]);
+const ofHead = (list, whom = choice) => list.filter((entry) => matches(entry, whom, ["layer", "head"]));
 let manyLevels = false; // where all is at one level, no title speaks of levels
-const whose = (choice, keys = ["layer", "head", "level"]) =>
+const whose = (choice, keys = PLACE) =>
   keys
     .filter((key) => key !== "level" || manyLevels)
     .map((key) => NAMES[key](choice[key]))
@@ -11,34 +14,22 @@ const atLevel = (level) => (manyLevels ? `, ${levelName(level)}` : "");
 const has = (list) => Array.isArray(list) && list.length > 0;
 const part = (name) => data[name] ?? {};
 const lines = (...words) => words.filter(Boolean).join("\n");
+const levelPart = (level, value, form, ...above) => {
+  const tip = lines(...above, `${levelName(level)}: ${form(value)}`);
+  return { value, colour: levelColour(level), tip };
+};
 
 // A card with a title and buttons to save it. `draw(width)` returns an <svg>, or words where there
 // is nothing to draw for this choice.
 function figure(place, name, title, draw, { full = false, caption = "" } = {}) {
   const plot = html("div", { class: "plot" });
   const heading = html("span");
-  const save = html(
-    "span",
-    { class: "save" },
-    html(
-      "button",
-      {
-        type: "button",
-        "aria-label": `Save ${name} as SVG`,
-        click: () => download(standalone(plot.firstChild), "image/svg+xml", `${name}.svg`),
-      },
-      "SVG",
-    ),
-    html(
-      "button",
-      {
-        type: "button",
-        "aria-label": `Save ${name} as PNG`,
-        click: () => savePicture(plot.firstChild, name),
-      },
-      "PNG",
-    ),
-  );
+  const formats = {
+    SVG: () => download(standalone(plot.firstChild), "image/svg+xml", `${name}.svg`),
+    PNG: () => savePicture(plot.firstChild, name),
+  };
+  const saveAs = ([format, click]) => button(format, click, { "aria-label": `Save ${name} as ${format}` });
+  const save = html("span", { class: "save" }, Object.entries(formats).map(saveAs));
   const card = html(
     "figure",
     { class: full && "full" },
@@ -56,9 +47,7 @@ function figure(place, name, title, draw, { full = false, caption = "" } = {}) {
     card.hidden = drawing === null;
     const empty = typeof drawing === "string";
     save.hidden = empty;
-    plot.replaceChildren(
-      ...(drawing === null ? [] : [empty ? html("p", { class: "note" }, drawing) : drawing]),
-    );
+    plot.replaceChildren(empty ? html("p", { class: "note" }, drawing) : (drawing ?? ""));
   };
   new ResizeObserver(() => {
     if (plot.clientWidth && plot.clientWidth !== width) redraw();
@@ -67,45 +56,23 @@ function figure(place, name, title, draw, { full = false, caption = "" } = {}) {
 }
 const grid = (place) => place.appendChild(html("div", { class: "figures" }));
 
-// rows: arrays of cells; a cell is words or a node. Redrawn on every choice.
-function table(place, title, heads, make) {
+// columns: [[head, cell(entry)]], a cell being words or a node; list() gives the entries, and
+// chosen(entry) says which of them to stress.
+function table(place, title, columns, list, chosen = () => false) {
   const body = html("tbody");
-  const card = html(
-    "div",
-    {},
-    html("h3", {}, title),
-    html(
-      "div",
-      { class: "wide", tabindex: 0, role: "region", "aria-label": title },
-      html(
-        "table",
-        {},
-        html(
-          "thead",
-          {},
-          html(
-            "tr",
-            {},
-            heads.map((head) => html("th", { scope: "col" }, head)),
-          ),
-        ),
-        body,
-      ),
-    ),
-  );
+  const heads = columns.map(([head]) => html("th", { scope: "col" }, head));
+  const region = { class: "wide", tabindex: 0, role: "region", "aria-label": title };
+  const whole = html("table", {}, html("thead", {}, html("tr", {}, heads)), body);
+  const card = html("div", {}, html("h3", {}, title), html("div", region, whole));
   place.append(card);
+  const row = (entry) => {
+    const cells = columns.map(([, cell], at) => html("td", { class: at === 0 && "words" }, cell(entry)));
+    return html("tr", { class: chosen(entry) && "chosen" }, cells);
+  };
   listen(() => {
-    const rows = make();
-    card.hidden = rows.length === 0;
-    body.replaceChildren(
-      ...rows.map(({ cells, chosen }) =>
-        html(
-          "tr",
-          { class: chosen && "chosen" },
-          cells.map((cell, i) => html("td", { class: i === 0 && "words" }, cell)),
-        ),
-      ),
-    );
+    const entries = list();
+    card.hidden = entries.length === 0;
+    body.replaceChildren(...entries.map(row));
   });
 }
 
@@ -116,13 +83,11 @@ const nearest = (list) => {
 };
 
 function noneFor(list, choice, what) {
-  const here = list.filter((entry) => matches(entry, choice, ["layer", "head"]));
-  const there = here.length
-    ? `There is one for ${unique(here.map((entry) => levelName(entry.level))).join(", ")}.`
-    : `There is one for ${unique(list.map((entry) => whose(entry, ["layer", "head"])))
-        .slice(0, 6)
-        .join("; ")}.`;
-  return `No ${what} for ${whose(choice)}. ${there}`;
+  const here = ofHead(list, choice);
+  const others = here.length
+    ? here.map((entry) => levelName(entry.level))
+    : list.map((entry) => whose(entry, ["layer", "head"]));
+  return `No ${what} for ${whose(choice)}. There is one for ${unique(others).slice(0, 6).join("; ")}.`;
 }
 
 // Which positions of the example one of `count` cells covers: a cell of a map is one entry of its
@@ -141,10 +106,7 @@ function positions(index, count, pooled) {
 }
 function tokensOf(index, count, pooled) {
   const [from, to] = positions(index, count, pooled);
-  return data.meta.tokens
-    .slice(from, to + 1)
-    .map(String)
-    .join("");
+  return data.meta.tokens.slice(from, to + 1).join("");
 }
 function cellName(index, count, pooled) {
   const [from, to] = positions(index, count, pooled);
@@ -167,40 +129,26 @@ function drawMap(width, label, matrix, { pooled, ...options }) {
 // A figure of what `list` holds for the chosen layer and head.
 function headFigure(place, name, title, list, what, draw, options) {
   const heading = () => `${title}: ${whose(choice, ["layer", "head"])}`;
-  return figure(
-    place,
-    name,
-    heading,
-    (width, label) => {
-      const here = list.filter((entry) => matches(entry, choice, ["layer", "head"]));
-      return here.length ? draw(width, label, here) : noneFor(list, choice, what);
-    },
-    options,
-  );
+  const drawHead = (width, label) => {
+    const here = ofHead(list);
+    return here.length ? draw(width, label, here) : noneFor(list, choice, what);
+  };
+  return figure(place, name, heading, drawHead, options);
 }
 
-// One value for each head of each layer. `say(entry)` gives {value, tip, text}; `level()` is asked
-// where the entries belong to levels.
-function overview(place, name, title, list, what, say, { level, ...options } = {}) {
+// One value for each head of each layer. `describe(entry)` gives {value, tip, text}; `level()` is the
+// level to show where the entries belong to levels.
+function overview(place, name, title, list, what, describe, { level, ...options } = {}) {
   const heading = () => title + (level ? atLevel(level()) : "");
-  return figure(
-    place,
-    name,
-    heading,
-    (width, label) => {
-      const here = level ? list.filter((entry) => matches(entry, { level: level() }, ["level"])) : list;
-      if (!here.length) return noneFor(list, choice, what);
-      const cells = here.map((entry) => {
-        const { tip: words, ...cell } = say(entry);
-        return {
-          ...entry,
-          ...cell,
-          chosen: matches(entry, choice, ["layer", "head"]),
-          tip: lines(whose(entry, ["layer", "head"]), ...words),
-        };
-      });
-      return gridChart(width, label, { form: options.form, cells });
-    },
-    options,
-  );
+  const draw = (width, label) => {
+    const here = level ? list.filter((entry) => matches(entry, { level: level() }, ["level"])) : list;
+    if (!here.length) return noneFor(list, choice, what);
+    const cells = here.map((entry) => {
+      const { tip: words, ...cell } = describe(entry);
+      const tip = lines(whose(entry, ["layer", "head"]), ...words);
+      return { ...entry, ...cell, chosen: matches(entry, choice, ["layer", "head"]), tip };
+    });
+    return gridChart(width, label, { form: options.form, cells });
+  };
+  return figure(place, name, heading, draw, options);
 }
