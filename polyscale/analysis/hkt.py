@@ -219,7 +219,7 @@ def _choose(
     if not 0 <= example < len(sequences):
         raise ValueError(f"example must be from 0 to {len(sequences) - 1}, got {example}")
     if not len(sequences[example]):
-        raise ValueError(f"example {example} must have at least one token, got padding alone")
+        raise ValueError(f"example {example} must have at least one token, got only padding")
     longest = len(sequences[example])
     if longest > max_length:
         notes.append(

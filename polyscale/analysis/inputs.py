@@ -1,4 +1,4 @@
-"""What a model is analysed on: a text file, or samples of a task."""
+"""The input of an analysis: a text file, or samples of a task."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def read_text(path: Path, folder: Path, model: Any, max_length: int) -> Examples
             "one it was trained with there (tokenizer.save_pretrained), or give the name of its "
             "task instead of a text file"
         )
-    kept = len(ids)
-    notes = [f"The text is cut to its first {kept} of {total} tokens."] if total > kept else []
+    count = len(ids)
+    notes = [f"The text is cut to its first {count} of {total} tokens."] if total > count else []
     batch = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
     return Examples(batch, tokens, shown, path.name, notes)
 
@@ -65,7 +65,7 @@ def _longest(config: Any) -> int | None:
 
 def _tokenize(text: str, folder: Path, limit: int) -> tuple[Tensor, list[str], str, int]:
     transformers: Any = require("transformers", "hf", "an analysis")
-    from polyscale.models.tokenizers import codes_bytes  # needs transformers, too
+    from polyscale.models.tokenizers import codes_bytes  # also needs transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
@@ -139,7 +139,7 @@ def _check_fit(name: str, config: Any, samples: list[dict[str, Tensor]]) -> None
         return  # sizes belong to its modalities
     if ("input_values" in samples[0]) != (channels is not None):
         kind = "numbers" if channels is not None else "tokens"
-        raise ValueError(f"data: the model takes {kind}, and {name} has none")
+        raise ValueError(f"data: the model takes {kind}, which {name} does not have")
     if channels is None and size is not None:
         top = max(int(sample["input_ids"].max()) for sample in samples)
         if top >= size:

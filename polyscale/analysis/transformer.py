@@ -188,7 +188,7 @@ def _one_example(
     mask = tensors.get("attention_mask")
     real = None if mask is None or mask.dim() != 2 else mask[example].bool().cpu()
     if real is not None and not bool(real.any()):
-        raise ValueError(f"example {example} must have at least one token, got padding alone")
+        raise ValueError(f"example {example} must have at least one token, got only padding")
     return chosen, real
 
 

@@ -122,7 +122,7 @@ def _of_layer(
 def _pruned(one: TreeAttention, kept: Tensor) -> TreeAttention:
     """The same attention over the rows in `kept`, renumbered from 0."""
     if not bool(kept.any()):
-        raise ValueError("the example must have at least one leaf, got padding alone")
+        raise ValueError("the example must have at least one leaf, got only padding")
     tree = one.tree
     if bool(kept.all()):
         return one

@@ -1,4 +1,4 @@
-"""Figures as inline SVG that take their colours from the page they stand in.
+"""Figures as inline SVG that take their colours from the page around them.
 
 matplotlib draws them without its global state (no pyplot). Text and lines are drawn in marker
 colours that are then replaced by CSS variables, so that one picture suits light and dark pages;
@@ -20,7 +20,7 @@ Curve = Sequence[tuple[float, float]]  # (step, value)
 Band = Sequence[tuple[float, float, float]]  # (step, low, high)
 LevelWeights = Sequence[Sequence[Sequence[float]]]  # layer, head, level
 
-# Marker colour -> the CSS variable that takes its place.
+# Marker colour -> the CSS variable that replaces it.
 _INK, _GRID, _ON_SERIES = "#010203", "#040506", "#070809"
 _SERIES = tuple(f"#0a0b{index + 1:02d}" for index in range(8))
 _LEVELS = tuple(f"#0c0d{index + 1:02d}" for index in range(5))
@@ -55,18 +55,18 @@ def line_chart(
 ) -> str:
     """One line for each named curve, with a band around those that `bands` names.
 
-    `reference` adds a level line such as the majority rate; `levels` takes the colours of levels.
+    `reference` adds a horizontal line such as the majority rate; `levels` uses the level colours.
 
     >>> line_chart({"HKT": [(0, 0.1), (10, 0.6)]}, title="Accuracy", y_label="accuracy")[:4]
     '<svg'
     """
     if not curves:
-        raise ValueError("curves takes at least one named curve, got none")
+        raise ValueError("curves must hold at least one named curve, got none")
     colours = _LEVELS if levels else _SERIES
     figure, axes = _new_chart(title, width=4.4, height=3.0)
     for index, (name, curve) in enumerate(curves.items()):
         if not curve:
-            raise ValueError(f"curves[{name!r}] takes at least one point, got none")
+            raise ValueError(f"curves[{name!r}] must have at least one point, got none")
         steps, values = zip(*curve, strict=True)
         colour, turn = colours[index % len(colours)], index // len(colours)
         axes.plot(
@@ -74,7 +74,7 @@ def line_chart(
             values,
             label=name,
             color=colour,
-            linestyle=_DASHES[(index + turn) % len(_DASHES)],  # told apart without colour, too
+            linestyle=_DASHES[(index + turn) % len(_DASHES)],  # distinguishable without colour
             linewidth=1.8,
             marker="o" if len(curve) == 1 else None,
         )
@@ -106,7 +106,7 @@ def group_chart(
     '<svg'
     """
     if not any(series.values()):
-        raise ValueError("series takes at least one named series with a point, got none")
+        raise ValueError("series must hold at least one named series with a point, got none")
     groups = list(dict.fromkeys(point.group for points in series.values() for point in points))
     figure, axes = _new_chart(title, width=4.4, height=3.0)
     # Side by side, so that no error bar hides another.
@@ -146,7 +146,7 @@ def standalone(svg: str) -> str:
     """
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     if box is None:
-        raise ValueError("svg takes a figure of this module, got one with no viewBox")
+        raise ValueError("svg must be a figure of this module, got one without a viewBox")
     width, height = box.groups()
     size = f'width="{width}pt" height="{height}pt" xmlns="http://www.w3.org/2000/svg"'
     svg = svg.replace("<svg", f"<svg {size}", 1)
@@ -163,7 +163,7 @@ def level_chart(weights: LevelWeights, *, title: str) -> str:
     '<svg'
     """
     if not weights or not weights[0]:
-        raise ValueError("weights takes at least one layer with one head, got none")
+        raise ValueError("weights must have at least one layer with one head, got none")
     bars = [
         (layer + 1, head + 1, shares)
         for layer, heads in enumerate(weights)
@@ -242,7 +242,7 @@ def _new_chart(title: str, *, width: float, height: float) -> tuple[Any, Any]:
 
 
 def _to_svg(figure: Any, title: str) -> str:
-    """The <svg> element alone: scalable, named for screen readers, in the page's colours."""
+    """Only the <svg> element: scalable, named for screen readers, in the page's colours."""
     matplotlib = require("matplotlib", "train", "a figure")
     buffer = io.StringIO()
     # Text stays text (small, searchable); a fixed salt gives the same file for the same numbers.
@@ -254,7 +254,7 @@ def _to_svg(figure: Any, title: str) -> str:
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Inside HTML the namespace declarations are of no use, and they look like external links.
+    # Inline SVG needs no namespace declarations, and they look like external links.
     svg = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg)
     svg = svg.replace("xlink:href", "href")
     # A style sheet inside an inline figure would apply to the whole page.

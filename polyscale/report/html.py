@@ -33,7 +33,7 @@ _TASKS = {
 }
 
 
-# Section of a figure, its heading, and what stands below the heading.
+# Name of a figure's section, its heading, and the introduction below the heading.
 _FIGURE_SECTIONS = (
     ("training", "Training", ""),
     ("groups", "Where it is right", ""),
@@ -83,11 +83,11 @@ class _Cell(NamedTuple):
 class _Table(NamedTuple):
     head: list[str]
     rows: list[tuple[str, list[_Cell]]]
-    turned: bool  # models below each other, as they are many
+    turned: bool  # models are the rows, because they are many
 
 
 def _table(comparison: Comparison, cells: Cells) -> _Table:
-    """A few models stand side by side; many stand below each other."""
+    """A few models are the columns; many are the rows."""
     labels = [label for label, _ in cells]
     names = [row.name for row in comparison.rows()]
     by_label = [

@@ -254,7 +254,7 @@ def test_bad_input_is_named():
         analyze_hkt(layer, x, example=3)
     with pytest.raises(ValueError, match="levels must be an integer of at least 1, got 0"):
         analyze_hkt(layer, x, levels=0)
-    with pytest.raises(ValueError, match="padding alone"):
+    with pytest.raises(ValueError, match="only padding"):
         analyze_hkt(layer, {"x": x, "key_padding_mask": torch.ones(1, 6, dtype=torch.bool)})
     with pytest.raises(ValueError, match="must not be packed"):
         analyze_hkt(layer, {"x": x, "cu_seqlens": torch.tensor([0, 2, 6])})

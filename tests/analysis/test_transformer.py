@@ -219,7 +219,7 @@ def test_bad_input_is_named():
         analyze_attention(model, [1, 2])
     with pytest.raises(ValueError, match="at least one tensor"):
         analyze_attention(model, {})
-    with pytest.raises(ValueError, match="padding alone"):
+    with pytest.raises(ValueError, match="only padding"):
         analyze_attention(model, {"input_ids": ids(1, 4), "attention_mask": torch.zeros(1, 4)})
     with pytest.raises(ValueError, match="max_length must be an integer of at least 1"):
         analyze_attention(model, ids(1, 4), max_length=0)

@@ -17,7 +17,7 @@ def write_analysis(analysis: Analysis, output: Path) -> list[Path]:
     """Write the page and its JSON; return both paths, the page first.
 
     `output` is a folder (for `report.html` and `report.json`) or the name of an HTML file, whose
-    JSON then goes beside it. Files appear whole or not at all; an OSError passes through.
+    JSON then goes beside it. Both files appear complete or not at all; an OSError is passed on.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -5,9 +5,9 @@ let query = [0, 1]; // the chosen row of a map, and of how many
 function attentionSection(place) {
   const maps = data.attention.filter((entry) => has(entry.map) && has(entry.map[0]));
   const find = (whom) => maps.find((entry) => matches(entry, whom));
-  attentionMaps(place, maps, find);
+  const cards = attentionMaps(place, maps, find);
   if (has(data.meta.tokens)) tokenView(place, find);
-  attentionThumbnails(place, maps, find);
+  attentionThumbnails(cards, maps, find);
 }
 
 function attentionMaps(place, maps, find) {
@@ -57,6 +57,7 @@ function attentionMaps(place, maps, find) {
   figure(cards, "attention", title(choice), draw(choice));
   figure(cards, "attention-compared", title(other), compared(draw(other)));
   figure(cards, "attention-difference", "First minus second", compared(drawDifference));
+  return cards;
 }
 
 // The example itself: choose a token as the query, and see what it attends to.
@@ -114,12 +115,12 @@ function tokenView(place, find) {
   listen(() => refreshTokens());
 }
 
-function attentionThumbnails(place, maps, find) {
+function attentionThumbnails(cards, maps, find) {
   const [layers, heads] = ["layer", "head"].map((key) => unique(maps.map((entry) => entry[key])));
   if (heads.length * layers.length < 2) return;
   const gallery = html("div", { class: "thumbnails" });
   const title = html("figcaption");
-  place.append(html("figure", {}, title, gallery));
+  cards.append(html("figure", {}, title, gallery));
   const width = heads.length > 6 ? 1.6 : 2.5;
   gallery.style.gridTemplateColumns = `3.6rem repeat(${heads.length}, minmax(${width}rem, 6rem))`;
   const thumbnail = (layer, head) => {
