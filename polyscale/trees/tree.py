@@ -359,7 +359,7 @@ class SignalTree:
         return drawing.draw(self, path_or_ax, labels, max_nodes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tree to a .json or .safetensors file, whole or not at all."""
+        """Write the tree to a .json or .safetensors file, completely or not at all."""
         from polyscale.trees import storage
 
         storage.save(self, path)
@@ -372,7 +372,7 @@ class SignalTree:
         return storage.load(path)
 
     def to(self, device: torch.device | str) -> SignalTree:
-        """Return the tree with its tensors on `device`; itself if they are there."""
+        """Return the tree with its tensors on `device`; itself if they are already there."""
         tensors = {
             field.name: getattr(self, field.name).to(device)
             for field in fields(self)
