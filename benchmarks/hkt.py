@@ -22,8 +22,6 @@ from benchmarks.hkt_limits import (
     STEP_HEADS,
     STEP_LAYERS,
     STEP_WIDTH,
-    attention_flops,
-    bytes_per_token,
     peak_rates,
     step_flops,
     step_limit,
@@ -32,6 +30,7 @@ from benchmarks.hkt_limits import (
 from benchmarks.hkt_report import draw, to_markdown
 from benchmarks.peers import compare_with_peers
 from benchmarks.timing import added_memory, best_seconds, fitted_exponent, machine
+from polyscale.cost.decoder import bytes_per_token, causal_attention_flops
 from polyscale.layers.hkt import HKTAttention
 from polyscale.ops.hkt.api import hkt_attention
 from polyscale.ops.hkt.layout import level_length
@@ -141,8 +140,8 @@ def compare_operation(
         "hkt_seconds": seconds["hkt"],
         "sdpa_seconds": seconds["sdpa"],
         "ratio": seconds["hkt"] / seconds["sdpa"],
-        "gigaflops": attention_flops(shape, grad, LEVELS) / seconds["hkt"] / 1e9,
-        "sdpa_gigaflops": attention_flops(shape, grad, levels=1) / seconds["sdpa"] / 1e9,
+        "gigaflops": causal_attention_flops(shape, LEVELS, backward=grad) / seconds["hkt"] / 1e9,
+        "sdpa_gigaflops": causal_attention_flops(shape, 1, backward=grad) / seconds["sdpa"] / 1e9,
     }
 
 

@@ -1,64 +1,30 @@
-"""What the measured work needs at least, products and bytes, and where its time goes."""
+"""The least time that measured work can take on this machine, and where its time goes."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from benchmarks.timing import best_seconds
-from polyscale.cost.hkt import score_flop_ratio
-from polyscale.ops.hkt.layout import level_length
+from polyscale.cost import decoder
 
 # The model of `compare_training`.
 STEP_WIDTH, STEP_HEADS, STEP_LAYERS = 256, 4, 2
-_VOCABULARY = 259
-
-
-def attention_flops(shape: tuple[int, int, int, int], grad: bool, levels: int) -> float:
-    """What the causal products of `[B, H, T, D]` need: scores at every level, values at one.
-
-    The backward pass takes five products of the same kind for the forward's two: scores again,
-    dQ, dK at every level; dV and dP at the fine one.
-    """
-    batch, heads, length, width = shape
-    one = batch * heads * length * length * width  # half of 2 T^2 D: causal
-    scores = score_flop_ratio(levels, length)
-    return one * (scores + 1) + (one * (3 * scores + 2) if grad else 0)
+STEP = decoder.DecoderSizes(STEP_WIDTH, STEP_HEADS, STEP_LAYERS, vocabulary=259)
 
 
 def step_flops(batch: int, length: int, levels: int) -> float:
-    """The matrix products of `compare_training`, forward and backward.
-
-    A token has four projections and an MLP of eight times that size; coarse entries have a query
-    and a key.
-    """
+    """The matrix products of `compare_training`, forward and backward."""
     return sum(step_flops_by_part(batch, length, levels).values())
 
 
 def step_flops_by_part(batch: int, length: int, levels: int) -> dict[str, float]:
     """The same, named as the parts of `time_by_part`."""
-    square = 2 * batch * STEP_WIDTH * STEP_WIDTH
-    products = STEP_LAYERS * square * (12 * length + 2 * _coarse_length(length, levels))
-    products += 2 * batch * length * STEP_WIDTH * _VOCABULARY
-    shape = (batch, STEP_HEADS, length, STEP_WIDTH // STEP_HEADS)
-    forward = STEP_LAYERS * attention_flops(shape, grad=False, levels=levels)
-    both = STEP_LAYERS * attention_flops(shape, grad=True, levels=levels)
-    return {
-        "attention forward": forward,
-        "attention backward": both - forward,
-        "matrix products": 3 * products,
-    }
+    return decoder.step_flops_by_part(STEP, batch, length, levels)
 
 
 def downsampling_bytes(batch: int, length: int, levels: int) -> int:
-    """What the downsampling of a step must read and write; its few products are free beside that.
-
-    Forward: the input, and the coarse levels. Backward: both again with their gradients, and the
-    sum of the gradients.
-    """
-    coarse = _coarse_length(length, levels)
-    rows = 4 * length + 3 * coarse if coarse else 0
-    return 4 * STEP_LAYERS * batch * rows * STEP_WIDTH
+    """What the downsampling of `compare_training` must read and write."""
+    return decoder.downsampling_bytes(STEP, batch, length, levels)
 
 
 def peak_rates() -> dict[str, float]:
@@ -89,23 +55,6 @@ def step_limit(
     seconds = extra / peak["gigaflops"] / 1e9
     seconds += downsampling_bytes(batch, length, levels) / peak["gigabytes_per_second"] / 1e9
     return 1 + seconds / standard_seconds
-
-
-def _coarse_length(length: int, levels: int) -> int:
-    return sum(level_length(length, level) for level in range(1, levels))
-
-
-def bytes_per_token(model: Any, context: int) -> int:
-    """What a token must read on average: all weights, and the keys of every level and the values.
-
-    The keys of level l are read once in `2**l` tokens; the scores made of them are kept.
-    """
-    config = model.config
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    keys = sum(level_length(context, level) // 2**level for level in range(config.levels))
-    scores = level_length(context, 1) if config.levels > 1 else 0
-    read = config.hidden_size * (context + keys) + config.num_attention_heads * scores
-    return 4 * (weights + config.num_hidden_layers * read)
 
 
 # Operations by what their time is spent on; the first part of a name that fits decides.

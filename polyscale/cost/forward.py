@@ -37,8 +37,10 @@ def count_forward_flops(model: nn.Module, batch: Mapping[str, Any]) -> int:
     120
     """
     if not isinstance(batch, Mapping):
-        raise TypeError(f"batch takes a dict of the model's arguments, got {type(batch).__name__}")
-    model = getattr(model, "_orig_mod", model)  # compiled code would hide its operations
+        raise TypeError(
+            f"batch must be a dict of the model's arguments, got {type(batch).__name__}"
+        )
+    model = getattr(model, "_orig_mod", model)  # operations of compiled code are not counted
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     with torch.no_grad(), _evaluating(model), _plain_attention(model), counter:
         model(**batch)
@@ -46,7 +48,7 @@ def count_forward_flops(model: nn.Module, batch: Mapping[str, Any]) -> int:
 
 
 def _formulas() -> dict[Any, Any]:
-    """Attention that runs as one operation of which torch's counter knows nothing."""
+    """Attention that runs as one operation, for which torch's counter has no formula."""
     return {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops,
         torch.ops.polyscale.hkt_attention: _native_flops,
@@ -89,7 +91,7 @@ def _triton_flops(
     return _hkt_flops(queries, value, packed)
 
 
-# These two look at the tensors themselves: shapes do not tell how sequences are packed.
+# These two need the tensors themselves: shapes do not show how sequences are packed.
 _native_flops._get_raw = True  # type: ignore[attr-defined]
 _triton_flops._get_raw = True  # type: ignore[attr-defined]
 
@@ -108,7 +110,7 @@ def _hkt_flops(queries: Sequence[Tensor], value: Tensor, packed: list[int] | Non
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """No dropout; and no fused encoder layer, which the counter cannot look into."""
+    """No dropout, and no fused encoder layer, whose operations the counter does not see."""
     training = [module for module in model.modules() if module.training]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     model.eval()
@@ -123,7 +125,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _plain_attention(model: nn.Module) -> Iterator[None]:
-    """HKT layers run an implementation that does no more than the definition asks for."""
+    """HKT layers run an implementation with exactly the products of the definition."""
     layers = [module for module in model.modules() if isinstance(module, HKTAttention)]
     before = [layer.impl for layer in layers]
     try:

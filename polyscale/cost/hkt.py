@@ -1,7 +1,7 @@
-"""What HKT attention costs, counted while it runs on the meta device, where nothing is stored.
+"""What HKT attention costs, counted while it runs on the meta device, which stores no data.
 
 FLOPs are those of the matrix products; bytes are what these products read and write, each tensor
-once. The score products are what the bound of 4/3 is about; the whole operation adds the product of
+once. The bound of 4/3 holds for the score products; the whole operation adds the product of
 attention and values, which is the same for any number of levels.
 """
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyscale.checks import check_integer
 from polyscale.ops.hkt.layout import level_length
 from polyscale.ops.hkt.reference import hkt_matrix, level_scores
 
@@ -57,8 +58,7 @@ def attention_cost(levels: int, length: int, head_dim: int, heads: int = 1) -> A
         ("head_dim", head_dim),
         ("heads", heads),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        check_integer(name, value, least=1)
 
     def inputs(count: int) -> list[torch.Tensor]:
         return [

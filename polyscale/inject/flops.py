@@ -1,28 +1,15 @@
-"""How many floating-point operations attention takes, with and without a hierarchy."""
+"""The FLOPs of attention for the settings of an injection; the formulas are in `cost.hsa`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from polyscale.cost.hsa import AttentionFlops, hsa_flops, softmax_flops
 from polyscale.inject.layout import window_tree
 from polyscale.inject.settings import SINK_QUERIES, TIES, HSASettings, check_hierarchy
 from polyscale.trees import SignalTree
-
-
-@dataclass(frozen=True)
-class AttentionFlops:
-    """Operations of one attention layer on one text; a multiply and an add count as two."""
-
-    scores: int  # queries times keys
-    mixing: int  # weights times values
-    pooling: int  # means of queries, keys and values: one addition per entry
-
-    @property
-    def total(self) -> int:
-        return self.scores + self.mixing + self.pooling
 
 
 def attention_flops(
@@ -56,8 +43,7 @@ def attention_flops(
     if sink_queries not in SINK_QUERIES:
         raise ValueError(f'sink_queries: got {sink_queries!r}, takes "exact" or "tied"')
     if hierarchy is None:
-        product = 2 * heads * length * length * dim
-        return AttentionFlops(product, product, 0)
+        return softmax_flops(length, heads, dim)
     if isinstance(sinks, bool) or not isinstance(sinks, int) or not 0 <= sinks <= length:
         raise ValueError(f"sinks: got {sinks!r}, takes a number of tokens, 0..{length}")
     tree = check_hierarchy(hierarchy)
@@ -79,21 +65,12 @@ def attention_flops(
 def tree_flops(
     tree: SignalTree, heads: int, dim: int, settings: HSASettings, exact_pairs: int = 0
 ) -> AttentionFlops:
-    """Count the operations of HSA over a tree or a forest, and of some rows without any tie.
+    """Count the operations of HSA over a tree or a forest, and of some rows that are not tied.
 
     Of the settings, the tie and the opened blocks count.
     """
-    tie = settings.tie
-    inner = tree.child_count > 0
-    children = tree.child_count[inner]
-    # Who asks in each family: its children, or all leaves below it.
-    asking = children if tie == "blocks" else tree.leaf_count[inner]
-    pairs = int((asking * children).sum()) + exact_pairs
-    if settings.open_blocks and int(inner.sum()) > tree.num_trees:
+    pairs = exact_pairs
+    if settings.open_blocks and int((tree.child_count > 0).sum()) > tree.num_trees:
         widest = int(tree.child_count[tree.num_trees :].max())
         pairs += tree.num_leaves * settings.open_blocks * widest
-    # The mean of a root is not needed.
-    pooled = int(children.sum()) - int(tree.child_count[: tree.num_trees].sum())
-    product = 2 * heads * pairs * dim
-    parts = 3 if tie == "blocks" else 2
-    return AttentionFlops(product, product, parts * heads * pooled * dim)
+    return hsa_flops(tree, heads, dim, settings.tie, pairs)

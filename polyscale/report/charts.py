@@ -14,7 +14,7 @@ from polyscale.training.statistics import accuracy_standard_error, summarise
 
 
 class NamedFigure(NamedTuple):
-    """A figure with what stands below it; `section` is where the page shows it."""
+    """A figure and its caption; `section` is where the page shows it."""
 
     section: str  # "training", "levels" or "groups"
     file_name: str

@@ -1,4 +1,4 @@
-"""Which runs can be compared, and what a reader must know about those that are."""
+"""Which runs can be compared, and what a reader must know about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyscale.training.result import RunResult
 from polyscale.training.statistics import PairedDifference, smallest_wilcoxon_p
 
 # What runs of one comparison may differ in; the rest of a configuration is the task, the data and
-# the budget. Models differ in their attention: of their options, the body's must agree.
+# the budget. Models may differ in their attention, but not in the options of their body.
 _OF_THE_RUN = ("seed",)
 _OF_THE_MODEL = ("seed", "model", "name", "model_options")
 _BODY = (
@@ -32,23 +32,25 @@ def check_runs(results: Sequence[RunResult]) -> None:
     for run in results:
         label = f"{run.model}, seed {run.seed}"
         if (run.model, run.seed) in seen:
-            raise ValueError(f"results takes one run for each model and seed, got two of {label}")
+            raise ValueError(
+                f"results must hold one run for each model and seed, got two of {label}"
+            )
         seen.add((run.model, run.seed))
         for name in ("task", "kind"):
             if getattr(run, name) != getattr(first, name):
                 raise ValueError(
-                    f"results takes runs of one task: {name} is {getattr(first, name)!r} in "
+                    f"results must be runs of one task, but {name} is {getattr(first, name)!r} in "
                     f"{first.model}, seed {first.seed} and {getattr(run, name)!r} in {label}"
                 )
         if not math.isfinite(run.score):
             raise ValueError(
-                f"results takes runs with a finite {run.metric} on the test set, "
+                f"results must have a finite {run.metric} on the test set, "
                 f"got {run.score} in {label}: it diverged"
             )
 
 
 def differences_between(results: Sequence[RunResult]) -> Iterator[str]:
-    """In what runs differ beyond their model and their seed, in words; one for each run."""
+    """Differences of runs beyond model and seed, in words; at most one for each run."""
     first = results[0]
     of_model: dict[str, RunResult] = {}
     of_seed: dict[int, RunResult] = {}
@@ -80,14 +82,14 @@ def _difference(
 
 def _budget(run: RunResult) -> dict[str, Any]:
     budget = {name: value for name, value in run.config.items() if name not in _OF_THE_MODEL}
-    # Only HKT has filters: their rate is a choice of the model, not of the budget.
+    # Only HKT has filters, so their rate belongs to the model, not to the budget.
     training = {**budget.get("training", {}), "filter_rate": None}
     return {**budget, "training": training}
 
 
 def _all_but_seed(run: RunResult) -> dict[str, Any]:
     rest = {name: value for name, value in run.config.items() if name not in _OF_THE_RUN}
-    # Runs from before filters could have a rate of their own do not name it.
+    # Runs made before this option existed do not name it.
     return {**rest, "training": {"filter_rate": 1.0, **rest.get("training", {})}}
 
 
@@ -121,7 +123,7 @@ def missing_seeds(results: Sequence[RunResult]) -> list[str]:
 
 
 def machine_notes(results: Sequence[RunResult]) -> list[str]:
-    """What keeps times, versions or lengths of runs from being compared."""
+    """Why times, versions or lengths of runs cannot be compared."""
     notes = []
     if len({(run.device, run.processes, run.threads) for run in results}) > 1:
         notes.append("Runs used different devices, processes or threads: do not compare times.")
@@ -148,7 +150,7 @@ def _is_finite(number: float | None) -> bool:
 
 
 def notes_on_tests(seeds: int, found: Sequence[PairedDifference]) -> list[str]:
-    """What the tests can and cannot tell with this many seeds and models."""
+    """What the tests can and cannot show with this many seeds and models."""
     notes = []
     if seeds == 1:
         notes.append(
@@ -165,7 +167,7 @@ def notes_on_tests(seeds: int, found: Sequence[PairedDifference]) -> list[str]:
         )
     if len(tested) > 1:
         notes.append(
-            f"{len(tested)} models are tested against one baseline and nothing is corrected for "
-            "that: one 95 % interval in twenty leaves out zero by chance alone."
+            f"{len(tested)} models are tested against one baseline without correction for multiple "
+            "tests: one 95 % interval in twenty excludes zero by chance."
         )
     return notes

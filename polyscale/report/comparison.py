@@ -45,12 +45,12 @@ class ModelRow:
     score: Summary
     difference: PairedDifference | None  # to the baseline, over the seeds both have
     majority_rate: float | None  # percent
-    test_standard_error: float | None  # percent points, of one run: the test set is finite
+    test_standard_error: float | None  # percent points, of one run, from the size of the test set
     levels: int | None
     parameters: int
     flops_per_sample: float
     flop_ratio: float | None  # ratios are to the baseline
-    score_flop_ratio: float | None  # attention scores alone, to one level
+    score_flop_ratio: float | None  # of the attention scores, relative to one level
     seconds: float  # mean over the seeds
     seconds_ratio: float | None
     samples_per_second: float
@@ -89,16 +89,16 @@ class Comparison:
             results: one for each model and seed, in any order.
             baseline: the model the others are compared with; None for no differences.
             title: of the report; names the models and the task if None.
-            command: what makes these runs again.
+            command: the command that reproduces these runs.
             allow_differences: whether runs may differ in data and budget; the report then says
-                in what. Tasks must agree in every case.
+                in what. Tasks must always agree.
         """
         if not results:
-            raise ValueError("results takes at least one RunResult, got none")
+            raise ValueError("results must hold at least one RunResult, got none")
         models = list(dict.fromkeys(result.model for result in results))
         if baseline is not None and baseline not in models:
             raise ValueError(
-                f"baseline takes one of the models compared ({', '.join(models)}) or None, "
+                f"baseline must be one of the models compared ({', '.join(models)}) or None, "
                 f"got {baseline!r}"
             )
         models.sort(key=lambda model: model != baseline)
@@ -107,8 +107,8 @@ class Comparison:
         differences = list(differences_between(ordered))
         if differences and not allow_differences:
             raise ValueError(
-                f"results takes runs of one budget and one data set: {differences[0]} "
-                "(allow_differences=True compares them all the same, and says so)"
+                f"results must have one budget and one data set, but {differences[0]} "
+                "(allow_differences=True compares them anyway, and the report says so)"
             )
         if title is None:
             named = [_name(next(r for r in ordered if r.model == model)) for model in models]
@@ -158,7 +158,7 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """Plain sentences: what was reached, and which differences could be shown."""
+        """Sentences on the scores reached and the differences that could be shown."""
         from polyscale.report.tables import summary_of
 
         return summary_of(self)
@@ -170,10 +170,10 @@ class Comparison:
         for row in self.rows():
             if row.model == model:
                 return model_cells(self, row)
-        raise ValueError(f"model takes one of {', '.join(self.models)}; got {model!r}")
+        raise ValueError(f"model must be one of {', '.join(self.models)}, got {model!r}")
 
     def to_markdown_table(self) -> str:
-        """The table of all models alone, as Markdown."""
+        """Only the table of all models, as Markdown."""
         from polyscale.report.tables import markdown_table
 
         return markdown_table(self)
@@ -200,8 +200,8 @@ class Comparison:
     def write(self, output: Path) -> list[Path]:
         """Write comparison.json, comparison.md, report.html and figures/*.svg into a folder.
 
-        Every file is finished beside its place before it takes it, so that an interruption or a
-        full disk leaves the files of before whole. Returns the paths, the page first.
+        All files are written beside their destination first, so that an interruption or a full
+        disk leaves earlier files intact. Returns the paths, the page first.
         """
         from polyscale.report.charts import comparison_figures
         from polyscale.report.figures import standalone
@@ -261,7 +261,7 @@ def _ratio(value: float, base: float) -> float | None:
 
 
 def _name(run: RunResult) -> str:
-    """How people call the model; a variant keeps the name it was given."""
+    """The name of the model for readers; a variant keeps its own."""
     if run.model == "hkt" and (levels := _levels(run)) is not None:
         return f"HKT ({levels} levels)"
     return {"standard": "Standard attention", "hkt": "HKT", "hsa": "HSA"}.get(run.model, run.model)
@@ -277,7 +277,7 @@ def _levels(run: RunResult) -> int | None:
 def _score_flop_ratio(run: RunResult, levels: int | None) -> float | None:
     if levels is None:
         return None
-    # A configuration leaves out what is as by default.
+    # Saved configurations leave out defaults.
     default = HKTConfig().max_position_embeddings
     return score_flop_ratio(levels, run.model_config.get("max_position_embeddings", default))
 

@@ -48,8 +48,8 @@ def run_demo(
 ) -> Comparison:
     """Train both models, write the report into `output` and return the comparison.
 
-    A finished run already there stays whole until this one is finished; files that no demo made
-    are left alone. Raises OSError if `output` cannot be written.
+    An earlier run stays intact until this one is finished; files that no demo made are not
+    touched. Raises OSError if `output` cannot be written.
     """
     config = replace(QUICK if quick else DEMO, data_seed=seed)
     if output.exists() and not output.is_dir():
@@ -71,10 +71,10 @@ def run_demo(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread for the time of the demo, unless OMP_NUM_THREADS asks for another number.
+    """One thread during the demo, unless OMP_NUM_THREADS is set.
 
-    A second thread gains a model this small little, and costs it a lot whenever a core is busy with
-    something else; with one, the figures do not depend on the number of cores either.
+    A second thread gains little for a model this small, and costs much when a core is busy with
+    something else. With one thread the figures do not depend on the number of cores.
     """
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:

@@ -1,4 +1,4 @@
-"""Figures as inline SVG that take their colours from the page they stand in.
+"""Figures as inline SVG that take their colours from the page around them.
 
 matplotlib draws them without its global state (no pyplot). Text and lines are drawn in marker
 colours that are then replaced by CSS variables, so that one picture suits light and dark pages;
@@ -14,30 +14,13 @@ from html import escape
 from typing import Any, NamedTuple
 
 from polyscale._extras import require
+from polyscale.report.colours import FIGURE_LIGHT as LIGHT
 
 Curve = Sequence[tuple[float, float]]  # (step, value)
 Band = Sequence[tuple[float, float, float]]  # (step, low, high)
 LevelWeights = Sequence[Sequence[Sequence[float]]]  # layer, head, level
 
-# The variables of a page; series and levels are told apart by readers who mix up red and green.
-LIGHT = {
-    "page": "#ffffff", "card": "#f6f7f9", "ink": "#1c2330", "soft": "#566072", "grid": "#dfe3e8",
-    "series-0": "#b4530a", "series-1": "#1f63b5", "series-2": "#4c7a34", "series-3": "#7b4fa3",
-    "series-4": "#8c6d00", "series-5": "#0b7a75", "series-6": "#a8326e", "series-7": "#5b6470",
-    "level-0": "#24565f", "level-1": "#3f7f86", "level-2": "#7a6a2f", "level-3": "#8a4f6b",
-    "level-4": "#4f5b93",
-    "on-series": "#ffffff",
-}  # fmt: skip
-DARK = {
-    "page": "#12161d", "card": "#1b212b", "ink": "#e7ebf1", "soft": "#a2adbd", "grid": "#333c49",
-    "series-0": "#f2a154", "series-1": "#74b0f4", "series-2": "#9ccb7c", "series-3": "#c6a2e8",
-    "series-4": "#dcc777", "series-5": "#6fd0ca", "series-6": "#f08cb8", "series-7": "#b3bcc8",
-    "level-0": "#7fd3dd", "level-1": "#a9c3c7", "level-2": "#dcc777", "level-3": "#e3a3c1",
-    "level-4": "#a9b4ec",
-    "on-series": "#10141a",
-}  # fmt: skip
-
-# Marker colour -> the CSS variable that takes its place.
+# Marker colour -> the CSS variable that replaces it.
 _INK, _GRID, _ON_SERIES = "#010203", "#040506", "#070809"
 _SERIES = tuple(f"#0a0b{index + 1:02d}" for index in range(8))
 _LEVELS = tuple(f"#0c0d{index + 1:02d}" for index in range(5))
@@ -72,18 +55,18 @@ def line_chart(
 ) -> str:
     """One line for each named curve, with a band around those that `bands` names.
 
-    `reference` adds a level line such as the majority rate; `levels` takes the colours of levels.
+    `reference` adds a horizontal line such as the majority rate; `levels` uses the level colours.
 
     >>> line_chart({"HKT": [(0, 0.1), (10, 0.6)]}, title="Accuracy", y_label="accuracy")[:4]
     '<svg'
     """
     if not curves:
-        raise ValueError("curves takes at least one named curve, got none")
+        raise ValueError("curves must hold at least one named curve, got none")
     colours = _LEVELS if levels else _SERIES
     figure, axes = _new_chart(title, width=4.4, height=3.0)
     for index, (name, curve) in enumerate(curves.items()):
         if not curve:
-            raise ValueError(f"curves[{name!r}] takes at least one point, got none")
+            raise ValueError(f"curves[{name!r}] must have at least one point, got none")
         steps, values = zip(*curve, strict=True)
         colour, turn = colours[index % len(colours)], index // len(colours)
         axes.plot(
@@ -91,7 +74,7 @@ def line_chart(
             values,
             label=name,
             color=colour,
-            linestyle=_DASHES[(index + turn) % len(_DASHES)],  # told apart without colour, too
+            linestyle=_DASHES[(index + turn) % len(_DASHES)],  # distinguishable without colour
             linewidth=1.8,
             marker="o" if len(curve) == 1 else None,
         )
@@ -123,7 +106,7 @@ def group_chart(
     '<svg'
     """
     if not any(series.values()):
-        raise ValueError("series takes at least one named series with a point, got none")
+        raise ValueError("series must hold at least one named series with a point, got none")
     groups = list(dict.fromkeys(point.group for points in series.values() for point in points))
     figure, axes = _new_chart(title, width=4.4, height=3.0)
     # Side by side, so that no error bar hides another.
@@ -163,7 +146,7 @@ def standalone(svg: str) -> str:
     """
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     if box is None:
-        raise ValueError("svg takes a figure of this module, got one with no viewBox")
+        raise ValueError("svg must be a figure of this module, got one without a viewBox")
     width, height = box.groups()
     size = f'width="{width}pt" height="{height}pt" xmlns="http://www.w3.org/2000/svg"'
     svg = svg.replace("<svg", f"<svg {size}", 1)
@@ -180,7 +163,7 @@ def level_chart(weights: LevelWeights, *, title: str) -> str:
     '<svg'
     """
     if not weights or not weights[0]:
-        raise ValueError("weights takes at least one layer with one head, got none")
+        raise ValueError("weights must have at least one layer with one head, got none")
     bars = [
         (layer + 1, head + 1, shares)
         for layer, heads in enumerate(weights)
@@ -259,7 +242,7 @@ def _new_chart(title: str, *, width: float, height: float) -> tuple[Any, Any]:
 
 
 def _to_svg(figure: Any, title: str) -> str:
-    """The <svg> element alone: scalable, named for screen readers, in the page's colours."""
+    """Only the <svg> element: scalable, named for screen readers, in the page's colours."""
     matplotlib = require("matplotlib", "train", "a figure")
     buffer = io.StringIO()
     # Text stays text (small, searchable); a fixed salt gives the same file for the same numbers.
@@ -271,7 +254,7 @@ def _to_svg(figure: Any, title: str) -> str:
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Inside HTML the namespace declarations are of no use, and they look like external links.
+    # Inline SVG needs no namespace declarations, and they look like external links.
     svg = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg)
     svg = svg.replace("xlink:href", "href")
     # A style sheet inside an inline figure would apply to the whole page.

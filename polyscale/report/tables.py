@@ -1,4 +1,4 @@
-"""A comparison in words and tables: for the terminal, for Markdown, for the page."""
+"""A comparison in sentences and tables: for the terminal, for Markdown, for the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from polyscale.report.charts import NamedFigure
 
 Cells = list[tuple[str, list[str]]]  # a label, and a cell for each model
-MANY_MODELS = 4  # more than these stand below each other
+MANY_MODELS = 4  # with more models than this, models are the rows
 NOTHING = "-"
 _DECIDING = (
     "Test accuracy",
@@ -31,18 +31,18 @@ TABLE_NOTES = {
     "interval of its mean (t distribution).",
     "tests": "Both tests are two-sided and paired by seed; Wilcoxon's is exact.",
     "error": "Test-set error: the binomial standard error of one run, from the size of the test "
-    "set alone.",
+    "set only.",
     "majority": "Majority-class rate: always answering the most frequent training class.",
     "flops": "GFLOPs: one forward pass of one sample at full length, counted while it runs.",
     "scores": "Attention score FLOPs: relative to one level, which is standard attention.",
-    "time": "Seconds: one run with its evaluations. Samples per second: training steps alone.",
+    "time": "Seconds: one run with its evaluations. Samples per second: training steps only.",
 }
 
 
 def table_cells(comparison: Comparison) -> Cells:
-    """The table, a label and a cell for each model; what no model has is left out.
+    """The table, a label and a cell for each model, without rows that no model has values for.
 
-    Used by every form of the report, so that they cannot disagree.
+    Every form of the report uses it, so that they cannot disagree.
     """
     rows = comparison.rows()
     several = len(comparison.seeds) > 1
@@ -73,7 +73,7 @@ def table_cells(comparison: Comparison) -> Cells:
 
 
 def table_notes(comparison: Comparison) -> list[str]:
-    """What the labels of `table_cells` mean, for those that are there."""
+    """What the labels of `table_cells` mean, for those that are present."""
     labels = {label for label, _ in table_cells(comparison)}
     several = len(comparison.seeds) > 1
     base = next((row.name for row in comparison.rows() if row.model == comparison.baseline), "")
@@ -112,7 +112,7 @@ def difference_text(comparison: Comparison, difference: PairedDifference | None)
 
 
 def summary_of(comparison: Comparison) -> str:
-    """Sentences that claim no more than the figures show."""
+    """Sentences on the scores and differences, which claim no more than the figures show."""
     rows = comparison.rows()
     what = "of the test samples right" if comparison.is_classification else "bits per token"
     verb = "answers" if comparison.is_classification else "needs"
@@ -178,7 +178,7 @@ def _verdict(comparison: Comparison, row: ModelRow, base: str) -> str:
 
 
 def _not_above(rows: Sequence[ModelRow], majority: float) -> str:
-    """Names models that learnt nothing one could tell from answering a constant."""
+    """Name the models whose score cannot be told from that of a constant answer."""
     low = [row.name for row in rows if row.score.mean <= majority + (row.test_standard_error or 0)]
     if not low:
         return ""
@@ -186,7 +186,7 @@ def _not_above(rows: Sequence[ModelRow], majority: float) -> str:
 
 
 def model_cells(comparison: Comparison, row: ModelRow) -> dict[str, str]:
-    """What a table of several comparisons says of one model."""
+    """The cells of one model in a table over several comparisons."""
     return {
         "score": score_text(comparison, row),
         "difference": difference_text(comparison, row.difference),
@@ -196,7 +196,7 @@ def model_cells(comparison: Comparison, row: ModelRow) -> dict[str, str]:
 
 
 def markdown_table(comparison: Comparison) -> str:
-    """A few models stand side by side; many stand below each other."""
+    """A few models are the columns; many are the rows."""
     cells = table_cells(comparison)
     names = [row.name for row in comparison.rows()]
     if len(names) > MANY_MODELS:
@@ -211,23 +211,23 @@ def markdown_table(comparison: Comparison) -> str:
 def comparison_markdown(comparison: Comparison, figures: Sequence[NamedFigure]) -> str:
     """The report as Markdown, with links to the figures beside it."""
     parts = [
-        f"# {_plain(comparison.title)}",
-        _plain(comparison.summary),
+        f"# {_escaped(comparison.title)}",
+        _escaped(comparison.summary),
         markdown_table(comparison),
         " ".join(table_notes(comparison)),
     ]
     if comparison.notes:
-        parts.append("\n".join(f"- {_plain(note)}" for note in comparison.notes))
+        parts.append("\n".join(f"- {_escaped(note)}" for note in comparison.notes))
     if len(comparison.seeds) > 1:
         parts += ["## Every seed", _every_seed(comparison)]
     if figures:
         parts.append("## Figures")
         parts += [
-            f"![{_plain(figure.title)}]({FIGURES_NAME}/{figure.file_name})\n\n{figure.caption}"
+            f"![{_escaped(figure.title)}]({FIGURES_NAME}/{figure.file_name})\n\n{figure.caption}"
             for figure in figures
         ]
     if comparison.command:
-        parts += ["## How to make this again", f"```bash\n{comparison.command}\n```"]
+        parts += ["## How to reproduce this", f"```bash\n{comparison.command}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -250,14 +250,14 @@ def _every_seed(comparison: Comparison) -> str:
 
 
 def terminal_table(comparison: Comparison) -> Any:
-    """The table for a `rich` console: models side by side, or below each other if many."""
+    """The table for a `rich` console; models are the rows if they are many."""
     escape = require("rich.markup", "train", "a table").escape
     table = require("rich.table", "train", "a table").Table(title=escape(comparison.title))
     cells = table_cells(comparison)
     names = [row.name for row in comparison.rows()]
     table.add_column("", no_wrap=True)
     if len(names) > MANY_MODELS:
-        # What decides, in a width that a terminal has; the files have the rest.
+        # The columns that decide, in the width of a terminal; the files have the rest.
         main = [(label, row) for label, row in cells if label in _DECIDING]
         for label, _ in main:
             table.add_column(label, justify="right")
@@ -273,11 +273,11 @@ def terminal_table(comparison: Comparison) -> Any:
 
 def _markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [header, ["---", *["---:"] * (len(header) - 1)], *lines]
-    return "\n".join("| " + " | ".join(_plain(cell) for cell in row) + " |" for row in rows)
+    return "\n".join("| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in rows)
 
 
-def _plain(text: str) -> str:
-    """No character that Markdown would take for its own, in tables and elsewhere."""
+def _escaped(text: str) -> str:
+    """Text with the characters that Markdown would interpret escaped."""
     for mark in ("\\", "|", "<", "*", "_", "`"):
         text = text.replace(mark, "\\" + mark)
     return " ".join(text.split())

@@ -1,4 +1,6 @@
-"""What the papers claim, as functions: on tensors, on layers, and gathered for whole models.
+"""What the papers claim, as functions on tensors and layers.
+
+`analyze` and the other functions for whole models come from `polyscale.analysis`.
 
 >>> import torch
 >>> import polyscale.theory as theory
@@ -8,13 +10,10 @@
 True
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from polyscale.cost.hkt import attention_cost
-from polyscale.theory.analyze import (
-    analyze_attention,
-    analyze_hkt,
-    analyze_hsa,
-    analyze_snapshots,
-)
 from polyscale.theory.error import decay_ratio, error_decomposition, tail_bound
 from polyscale.theory.kernel import bilinear_forms, product_spectrum, spectrum
 from polyscale.theory.levels import level_scores, with_levels
@@ -28,13 +27,25 @@ from polyscale.theory.trees import (
     open_family,
 )
 
+if TYPE_CHECKING:
+    from polyscale.analysis import (
+        analyze,
+        analyze_attention,
+        analyze_hkt,
+        analyze_hsa,
+        analyze_snapshots,
+        capture,
+    )
+
 __all__ = [
+    "analyze",
     "analyze_attention",
     "analyze_hkt",
     "analyze_hsa",
     "analyze_snapshots",
     "attention_cost",
     "bilinear_forms",
+    "capture",
     "decay_ratio",
     "downsampling_matrix",
     "energy_shares",
@@ -54,3 +65,23 @@ __all__ = [
     "tail_bound",
     "with_levels",
 ]
+
+# The analysis imports this package, so it is imported on first use.
+_OF_ANALYSIS = (
+    "analyze",
+    "analyze_attention",
+    "analyze_hkt",
+    "analyze_hsa",
+    "analyze_snapshots",
+    "capture",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_ANALYSIS:
+        raise AttributeError(f"module 'polyscale.theory' has no attribute {name!r}")
+    return getattr(import_module("polyscale.analysis"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -8,11 +8,11 @@ splits (law of total variance), so that
     KL = resolution + drift + non-Gaussian,
     resolution = E[Var(delta | block)] / 2,    drift = Var(E[delta | block]) / 2,
 
-all under p. The first two are never negative; the third is all the rest, `-c3 / 6` and `c4 / 24`
-being its first terms. Where delta is far from small that series need not be close to its sum.
+all under p. The first two are never negative; the third is the remainder, whose first terms are
+`-c3 / 6` and `c4 / 24`. For large delta these terms need not be close to it.
 
 By level: `delta = sum_l delta_l` with `delta_l = alpha_l (flat - up_l(S_l))`, and
-`Var(delta) / 2 = sum_l Cov(delta_l, delta) / 2` says how much of the Gaussian part is whose.
+`Var(delta) / 2 = sum_l Cov(delta_l, delta) / 2` gives the share of each level in the Gaussian part.
 """
 
 import math
@@ -40,7 +40,7 @@ class ErrorParts:
 
 
 class ErrorAnalysis:
-    """The error of merged scores against flat ones; what does not depend on blocks, once.
+    """The error of merged scores against flat ones; what is the same for all block sizes.
 
     >>> flat = torch.tensor([[0.0, 1.0, -torch.inf]], dtype=torch.float64)
     >>> parts = ErrorAnalysis(flat, torch.zeros_like(flat).where(flat > -9, flat)).parts(stride=2)
@@ -59,7 +59,7 @@ class ErrorAnalysis:
         self.p = self.log_p.exp()
         log_a = _log_softmax(scores, allowed)
         self.total_variation = (self.p - log_a.exp()).abs().sum(-1) / 2
-        # Centred first: the rest then loses nothing to cancellation.
+        # Centred first, so that the terms below do not suffer from cancellation.
         self.centred = delta - (self.p * delta).sum(-1, keepdim=True)
         square = self.centred.square()
         self.variance = (self.p * square).sum(-1)
@@ -140,7 +140,7 @@ def _block_variances(p: Tensor, centred: Tensor, stride: int) -> tuple[Tensor, T
         for part in (p, centred)
     )  # [..., Q, blocks, stride]
     mass = p.sum(-1)
-    # A block without mass has no part in either.
+    # A block without mass contributes to neither.
     mean = (p * centred).sum(-1) / torch.where(mass > 0, mass, 1.0)
     within = (p * (centred - mean[..., None]).square()).sum((-2, -1))
     return within, (mass * mean.square()).sum(-1)
@@ -149,7 +149,7 @@ def _block_variances(p: Tensor, centred: Tensor, stride: int) -> tuple[Tensor, T
 def level_contributions(found: LevelScores, levels: int, rows: Tensor | None = None) -> Tensor:
     """`Cov_p(delta_l, delta) / 2` of every level, `[H, levels, Q]`: their sum is `Var(delta) / 2`.
 
-    Level 0 always has 0. A negative value says that the level makes up for others.
+    Level 0 always has 0. A negative value means that the level compensates for others.
     """
     analysis, flat = _against_flat(found, levels, rows)
     weights = found.weights(levels)
@@ -161,7 +161,7 @@ def level_contributions(found: LevelScores, levels: int, rows: Tensor | None = N
 
 
 def analyse_levels(found: LevelScores, levels: int, rows: Tensor | None = None) -> ErrorAnalysis:
-    """The error of the first `levels` levels, merged, against level 0 alone; mask applied."""
+    """The error of the first `levels` levels, merged, against level 0; mask applied."""
     return _against_flat(found, levels, rows)[0]
 
 
@@ -181,7 +181,7 @@ def _against_flat(
 
 @dataclass(frozen=True)
 class Tail:
-    """What the levels from some level on add to the merged score, largest entry: `[H, L]` each."""
+    """Largest contribution of all levels from level l on to a merged score; `[H, L]` each."""
 
     bound: Tensor  # sum_{m >= l} alpha_m max|S_m|
     measured: Tensor  # max |sum_{m >= l} alpha_m up_m(S_m)|
@@ -189,7 +189,7 @@ class Tail:
 
 
 def tail_bound(scores: Sequence[Tensor], weights: Tensor, allowed: Tensor | None = None) -> Tail:
-    """The bound on the tail beyond each level against what the tail is.
+    """The bound on the tail from each level on, and the tail itself.
 
     Args:
         scores: per level `[H, T_l, T_l]`, finite, before the mask; level l has the length T / 2^l,
@@ -220,7 +220,7 @@ def tail_bound(scores: Sequence[Tensor], weights: Tensor, allowed: Tensor | None
 
 
 def _check_tail(scores: Sequence[Tensor], weights: Tensor, allowed: Tensor | None) -> int:
-    """The length T, if everything fits together."""
+    """The length T, after checking that the arguments fit together."""
     named = [(f"scores[{level}]", score) for level, score in enumerate(scores)]
     for name, tensor in [*named, ("weights", weights)]:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
@@ -262,7 +262,7 @@ def _check_tail(scores: Sequence[Tensor], weights: Tensor, allowed: Tensor | Non
 def decay_ratio(terms: Tensor) -> list[float | None]:
     """The ratio of successive terms `[H, L]`, by least squares on their logarithms.
 
-    None where a line cannot be fitted: fewer than two levels, or a term of 0.
+    None where no line can be fitted: fewer than two levels, or a term of 0.
 
     >>> [ratio and round(ratio, 6) for ratio in decay_ratio(torch.tensor([[8.0, 4, 2], [1, 0, 0]]))]
     [0.5, None]

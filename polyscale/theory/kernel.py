@@ -9,8 +9,8 @@ How often can that be? W_Q and W_K of one head are `[C, D]`. Then
 `M_s = [W_Q W_K] J [W_Q W_K]^T` with `J = [[0, I], [I, 0]] / 2`, which has D eigenvalues 1/2 and
 D eigenvalues -1/2. Where the 2 D columns are independent (`C >= 2 D`: any model with two heads or
 more, whose weights do not happen to be dependent) Sylvester's law of inertia leaves `M_s` exactly D
-positive and D negative eigenvalues: the condition fails in every such head, and half of what is not
-zero is negative. What training can change is their size, `negative_share` here.
+positive and D negative eigenvalues: the condition fails in every such head, and half of the nonzero
+eigenvalues are negative. Training can only change their size, `negative_share` here.
 
 With biases the scores are `X' M' X'^T` for inputs with a one appended, and `M'` of the weights with
 the biases appended decides.
@@ -27,7 +27,7 @@ from polyscale.layers.hkt import HKTAttention
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues of a symmetric matrix and what they say; tensors have its leading dimensions."""
+    """Eigenvalues of a symmetric matrix and figures derived from them, per leading dimension."""
 
     eigenvalues: Tensor  # [..., k], descending; what is not among them is zero
     size: int  # of the matrix: size - k further eigenvalues are zero
@@ -60,7 +60,7 @@ def spectrum(matrix: Tensor) -> Spectrum:
     # Rounding is that of the whole matrix, even where its symmetric part is small.
     scale = torch.linalg.matrix_norm(matrix)
     values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
-    return _read(values, matrix.shape[-1], precision * scale)
+    return _spectrum_of(values, matrix.shape[-1], precision * scale)
 
 
 def product_spectrum(left: Tensor, right: Tensor) -> Spectrum:
@@ -86,7 +86,7 @@ def product_spectrum(left: Tensor, right: Tensor) -> Spectrum:
         factor = torch.linalg.qr(torch.cat((left, right), -1), mode="r").R  # [..., 2d, 2d]
         left, right = factor[..., :width], factor[..., width:]
     product = left @ right.mT
-    return _read(torch.linalg.eigvalsh((product + product.mT) / 2), size, precision * scale)
+    return _spectrum_of(torch.linalg.eigvalsh((product + product.mT) / 2), size, precision * scale)
 
 
 def gram_spectrum(factor: Tensor) -> Spectrum:
@@ -96,18 +96,20 @@ def gram_spectrum(factor: Tensor) -> Spectrum:
     precision = _precision(factor)
     factor = factor.detach().double()
     values = torch.linalg.svdvals(factor).square().flip(-1)
-    return _read(values, factor.shape[-2], precision * torch.linalg.matrix_norm(factor).square())
+    return _spectrum_of(
+        values, factor.shape[-2], precision * torch.linalg.matrix_norm(factor).square()
+    )
 
 
 def _precision(given: Tensor) -> float:
-    """The rounding of a number in what was given; whole numbers become float64 exactly."""
+    """The rounding of the given numbers; integers become float64 exactly."""
     return torch.finfo(given.dtype if given.is_floating_point() else torch.float64).eps
 
 
-def _read(ascending: Tensor, size: int, rounding: Tensor) -> Spectrum:
-    """Tell what eigenvalues say; `rounding` is that of the whole matrix."""
+def _spectrum_of(ascending: Tensor, size: int, rounding: Tensor) -> Spectrum:
+    """A spectrum from ascending eigenvalues; `rounding` is that of the whole matrix."""
     values = ascending.flip(-1)
-    zero = max(values.shape[-1], 8) * rounding  # what rounding makes of a zero, [...]
+    zero = max(values.shape[-1], 8) * rounding  # what rounding may turn a zero into, [...]
     negative = values < -zero[..., None]
     present = values.abs() > zero[..., None]
     magnitude = values.abs().sum(-1)
@@ -133,7 +135,7 @@ class Form:
 
     head: int
     level: int | None
-    form: Spectrum  # of M_s from the weights alone, as the condition is stated
+    form: Spectrum  # of M_s, from the weights only, as the condition is stated
     with_bias: Spectrum | None  # of the form that decides where the projections have biases
 
 
@@ -142,7 +144,7 @@ def bilinear_forms(layer: HKTAttention) -> list[Form]:
 
     Covered: the weights, and the biases in `with_bias`. Not covered: rotary positions (`M_s` is
     then the form at distance 0; only for `kernel="psd"` does the condition carry over) and relative
-    terms, which add a matrix of their own: look at the scores on data for these.
+    terms, which add a matrix of their own. The scores on data include both.
 
     >>> forms = bilinear_forms(HKTAttention(32, num_heads=2, levels=3))
     >>> len(forms), forms[0].form.fraction_negative.item(), bool(forms[0].form.psd)
@@ -183,7 +185,7 @@ def _by_head(projection: Any, heads: int) -> tuple[Tensor, Tensor | None]:
 
 
 def pick(found: Spectrum, *index: int) -> Spectrum:
-    """The spectrum of one of the leading dimensions' entries."""
+    """One entry of a spectrum with leading dimensions."""
     return Spectrum(
         eigenvalues=found.eigenvalues[index],
         size=found.size,

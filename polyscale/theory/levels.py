@@ -83,7 +83,7 @@ def with_levels(layer: HKTAttention, levels: int) -> HKTAttention:
 
     Levels beyond those of the layer are means of two of the level before; they use the coarsest
     level's projections and relative term, and its weight before all weights are normalised again.
-    Of fewer levels the finest stay, with their weights normalised again.
+    With fewer levels the finest are kept, and their weights normalised again.
 
     >>> with_levels(HKTAttention(8, num_heads=1, levels=2), 4).level_weights.tolist()
     [[0.25, 0.25, 0.25, 0.25]]
@@ -118,7 +118,7 @@ def with_levels(layer: HKTAttention, levels: int) -> HKTAttention:
 
 
 def _resized(items: list[Any], levels: int) -> list[Any]:
-    """The first items, or all and the last one repeated; nothing stays nothing."""
+    """The first items, or all with the last one repeated; an empty list stays empty."""
     if not items:
         return items
     return items[:levels] + [items[-1]] * (levels - len(items))
@@ -133,7 +133,7 @@ def _stretched(values: Tensor, levels: int) -> Tensor:
 def _scores(layer: HKTAttention, level: int, x: Tensor) -> Tensor:
     """The scores of one level `[H, T_l, T_l]` from its input `[T_l, C]`.
 
-    The layer can tell them, too (`return_details`), but only with attention at full length.
+    The layer returns them too (`return_details`), but only together with the full attention matrix.
     """
     number = torch.arange(len(x))
     projection = 0 if layer.shared_projections else level
@@ -141,16 +141,16 @@ def _scores(layer: HKTAttention, level: int, x: Tensor) -> Tensor:
     def heads(projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (layer.num_heads, -1)).transpose(0, 1)  # [H, T_l, D]
 
-    def turned(part: Tensor) -> Tensor:
+    def rotated(part: Tensor) -> Tensor:
         return rotate(part[None], number * 2**level)[0] if layer.rotary else part
 
     query = heads(layer.q_proj[projection](x))
     if layer.kernel == "psd":
         quarter = layer.head_dim // 4
-        a, b, c = (turned(part) for part in query.split((2 * quarter, quarter, quarter), -1))
+        a, b, c = (rotated(part) for part in query.split((2 * quarter, quarter, quarter), -1))
         scores = a @ a.mT + b @ c.mT - c @ b.mT
     else:
-        scores = turned(query) @ turned(heads(layer.k_proj[projection](x))).mT
+        scores = rotated(query) @ rotated(heads(layer.k_proj[projection](x))).mT
     scores = scores * layer.head_dim**-0.5
     if len(layer.relative_bias):
         scores = scores + relative_term(layer.relative_bias[level], number, number)

@@ -68,7 +68,7 @@ def mardia(points: Tensor) -> Mardia:
 
 
 def whiten(points: Tensor) -> Tensor:
-    """Points `[n, p]` moved and turned so that their mean is 0 and their covariance (over n) is I.
+    """Points `[n, p]` whitened: their mean is 0 and their covariance (over n) is I.
 
     The squared length of a row is then its squared Mahalanobis distance.
     """
@@ -80,7 +80,7 @@ def whiten(points: Tensor) -> Tensor:
         )
     centred = points.detach().double()
     centred = centred - centred.mean(0)
-    # Of the points rather than of their covariance: half the digits are not lost.
+    # An SVD of the points, not of their covariance, which would lose half the digits.
     left, values, _ = torch.linalg.svd(centred, full_matrices=False)
     if not bool(values[-1] > values[0] * torch.finfo(values.dtype).eps * count):
         raise ValueError(
@@ -108,7 +108,7 @@ def principal_components(points: Tensor, components: int = 5) -> Tensor:
     count, width = centred.shape
     most = max(0, min(components, count - 2, width))
     if count <= width:
-        # The points' inner products have the same components and are the smaller matrix.
+        # The Gram matrix of the points has the same components and is smaller.
         values, vectors = torch.linalg.eigh(centred @ centred.mT)
         coordinates = vectors * values.clamp(min=0).sqrt()
     else:
@@ -151,7 +151,7 @@ def chi_square_tail(statistic: float, degrees: float) -> float:
 
 
 def chi_square_quantile(probability: Tensor, degrees: float) -> Tensor:
-    """Where the chi-square distribution function takes the probabilities, each in (0, 1).
+    """The quantiles of chi-square at probabilities in (0, 1).
 
     >>> round(chi_square_quantile(torch.tensor([0.95], dtype=torch.float64), 1).item(), 4)
     3.8415
@@ -163,7 +163,7 @@ def chi_square_quantile(probability: Tensor, degrees: float) -> Tensor:
     low, high = torch.zeros_like(probability), torch.full_like(probability, degrees + 10.0)
     while bool((torch.special.gammainc(shape, high / 2) < probability).any()):
         high = 2 * high
-    for _ in range(200):  # halving until float64 can halve no more
+    for _ in range(200):  # bisection to the precision of float64
         middle = (low + high) / 2
         below = torch.special.gammainc(shape, middle / 2) < probability
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)

@@ -12,9 +12,9 @@ taps that do not differ) `X_l = P_l X` with the matrix of `downsampling_matrix`,
 
 and where channel c has a filter of its own, with `S^(cd) = x_c M_cd x_d^T`,
 `S_l = sum_cd P_l^(c) S^(cd) P_l^(d)^T`. Repeating blocks is a congruence as well: `U S_l U^T`.
-All this is about the linear part: biases of the projections are not downsampled, so they add
+This holds for the linear part. Biases of the projections are not downsampled, so they add
 `X_l W_Q b_K 1^T + 1 b_Q^T W_K^T X_l^T + b_Q . b_K` at each level instead of `P_l (...) P_l^T`.
-The split of `S_l` itself holds with them, too.
+The split of `S_l` itself holds with biases as well.
 """
 
 import torch
@@ -72,9 +72,9 @@ def downsampling_matrix(hierarchy: Hierarchy, length: int, level: int) -> Tensor
     # Batch entry t holds an impulse at position t in every channel.
     impulses = torch.eye(length, dtype=dtype)[..., None].expand(-1, -1, channels)
     with torch.no_grad():
-        answers = hierarchy(impulses)[level]  # [T, T_l, C]
-    assert answers.shape[1] == level_length(length, level)
-    return answers.permute(2, 1, 0)
+        responses = hierarchy(impulses)[level]  # [T, T_l, C]
+    assert responses.shape[1] == level_length(length, level)
+    return responses.permute(2, 1, 0)
 
 
 def _check(scores: Tensor) -> None:

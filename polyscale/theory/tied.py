@@ -1,5 +1,6 @@
-"""How close a tree's tied matrix can come to the softmax of dense scores, also with one family
-opened. Small, dense, float64: for analysis.
+"""The distance from a softmax to the closest matrix that ties what a tree ties.
+
+Dense and in float64, for analysis. One family of the tree may be opened.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ class TiedSoftmax:
             children = []
             for child in self.children(opened):
                 children += self.children(child) if self.size[child] else [child]
-            changed = {opened: self._inside(opened, children, self.inside)}
+            updated = {opened: self._inside(opened, children, self.inside)}
             node = self.parent[opened]
             while node >= 0:
-                known = {child: self.inside[child] for child in self.children(node)} | changed
-                changed = {node: self._inside(node, self.children(node), known)}
+                inside_of = {child: self.inside[child] for child in self.children(node)} | updated
+                updated = {node: self._inside(node, self.children(node), inside_of)}
                 node = self.parent[node]
-            inside = changed[0]
-        # A row that sees nothing is at no distance from nothing.
+            inside = updated[0]
+        # A row that sees no key has distance 0.
         gap = torch.where(self.log_partition > -torch.inf, self.log_partition - inside, 0.0)
         return gap.sum(-1).clamp(min=0.0)
 
     def _inside(self, node: int, children: list[int], inside: dict[int, Tensor]) -> Tensor:
         """`log` of what each leaf of a node sees inside it: `[..., leaves of the node]`.
 
-        With tied rows all leaves share the mean of it over the children: minus the energy.
+        With tied rows all leaves share its mean over the children, which is minus the energy.
         """
         low, high = self.begin[node], self.begin[node] + self.count[node]
         block = self.scores[..., low:high, low:high]
@@ -72,7 +73,7 @@ class TiedSoftmax:
             return block[..., 0]
         counts = torch.tensor([self.count[child] for child in children])
         owner = torch.repeat_interleave(counts)  # [n] the child that holds each leaf
-        # A leaf sees all of a sibling or, if causal, nothing of it: means are finite or not at all.
+        # A leaf sees all of a sibling or, if causal, none of it, so no mean mixes finite with -inf.
         logits = (
             _sums(block, owner, len(children), -1) / counts + counts.double().log()
         )  # [.., n, b]
@@ -91,7 +92,7 @@ class TiedSoftmax:
 
 
 def _sums(values: Tensor, owner: Tensor, number: int, dim: int) -> Tensor:
-    """Sums over the entries of each owner along a dimension; minus infinity where one is."""
+    """Sums over the entries of each owner along a dimension; -inf if one of them is."""
     shape = list(values.shape)
     shape[dim] = number
     return values.new_zeros(shape).index_add(dim, owner, values)

@@ -6,7 +6,7 @@ Row i of an attention matrix theta, flat softmax p. For a node A above leaf i le
     D_i(A) = theta_i(A) KL( theta_i(. | A) || p_i(. | A) )
            = sum_{j in A} theta_ij log(theta_ij / p_ij) - theta_i(A) log(theta_i(A) / p_i(A)),
 
-what is lost inside A, weighted by the mass that goes there. `D_i(root)` is the whole KL of row i
+what is lost inside A, weighted by the mass there. `D_i(root)` is the whole KL of row i
 and `D_i(leaf) = 0`. The loss of the family of A is what is lost inside A, but not in its children:
 
     loss(A) = sum_{i in A} ( D_i(A) - D_i(child of A that holds i) ).
@@ -15,7 +15,7 @@ By the chain rule of the divergence a term is `theta_i(A)` times the KL of the c
 children, plus, for each other child C, the mass on C times the KL of the tied (equal) weights from
 `p_i(. | C)`. So no loss is negative, and they telescope:
 `sum_A loss(A) = sum_i KL(theta_i || p_i)`, for any theta that ties what the tree ties: both ties,
-causal or not, entmax. Families of leaves alone lose nothing under softmax: there theta is p.
+causal or not, entmax. Families that have only leaves lose nothing under softmax: there theta is p.
 
 With tie="blocks" all rows of A have one mass m(A), and every node has a certificate of its own,
 `sum_{i in A} KL(theta_i(. | A) || p_i(. | A)) = |A| phi(A) + sum_{i in A} log Z_i(A)`, so
@@ -23,7 +23,7 @@ With tie="blocks" all rows of A have one mass m(A), and every node has a certifi
 tree, split.
 
 A finer tree: opening A puts the children of its inner children in their place. What the old tree
-allows, the new one allows, too, so on the same scores the KL cannot grow.
+allows, the new one allows as well, so on the same scores the KL cannot grow.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def family_losses(matrix: Tensor, scores: Tensor, tree: SignalTree) -> Tensor:
     theta, scores = matrix.double(), scores.double()
     sees = (scores > -torch.inf).any(-1, keepdim=True)
     log_p = torch.where(sees, scores, 0.0).log_softmax(-1)
-    # 0 log 0 = 0; a row that sees nothing has no weights.
+    # 0 log 0 = 0; a row that sees no key has no weights.
     terms = torch.where(theta > 0, theta * (theta.clamp(min=1e-300).log() - log_p), 0.0)
     losses = theta.new_zeros(*theta.shape[:-2], tree.num_nodes)
     inside_above = None
@@ -143,7 +143,7 @@ def family_losses(matrix: Tensor, scores: Tensor, tree: SignalTree) -> Tensor:
         same = (nodes[:, None] == nodes) & (nodes >= 0)  # [N, N]
         mass = torch.where(same, theta, 0.0).sum(-1)
         log_mass = torch.where(same, log_p, -torch.inf)
-        log_mass = torch.logsumexp(log_mass, -1)  # minus infinity if it sees nothing here
+        log_mass = torch.logsumexp(log_mass, -1)  # minus infinity if it sees no key here
         ratio = torch.where(mass > 0, mass.clamp(min=1e-300).log() - log_mass, 0.0)
         inside = torch.where(same, terms, 0.0).sum(-1) - mass * ratio  # D_i, [..., N]
         if inside_above is not None:
@@ -177,7 +177,7 @@ def family_dilution(tree: SignalTree) -> Tensor:
 
 
 def open_family(tree: SignalTree, node: int) -> SignalTree:
-    """The tree in which the inner children of a node have given way to their own children.
+    """The tree in which the inner children of a node are replaced by their own children.
 
     Rows keep their numbers. Names, domains and positions of the nodes are not kept.
 
@@ -186,7 +186,7 @@ def open_family(tree: SignalTree, node: int) -> SignalTree:
     """
     _check_node(tree, node)
     children = set(_children(tree, node))
-    gone = {child for child in children if int(tree.child_count[child]) > 0}
+    removed = {child for child in children if int(tree.child_count[child]) > 0}
     # Depth-first, so that siblings keep their order whatever the numbers were.
     parents: list[int] = []
     rows: list[int] = []
@@ -194,7 +194,7 @@ def open_family(tree: SignalTree, node: int) -> SignalTree:
     while stack:
         at, above = stack.pop()
         number = above
-        if at not in gone:
+        if at not in removed:
             number = len(parents)
             parents.append(above)
             rows.append(int(tree.leaf_row[at]))
@@ -226,7 +226,7 @@ class Opening:
 
 
 def finer_tree(scores: Tensor, tree: SignalTree, nodes: list[int], tie: str) -> list[Opening]:
-    """The KL of the closest tied matrix before and after opening each of these families, alone.
+    """The KL of the closest tied matrix before and after opening each of these families by itself.
 
     Args:
         scores: the flat scores `[..., N, N]`, see `flat_scores`; they stay as they are.
@@ -249,6 +249,6 @@ def finer_tree(scores: Tensor, tree: SignalTree, nodes: list[int], tie: str) -> 
         children = _children(tree, node)
         inner = [child for child in children if int(tree.child_count[child])]
         opened = sum(len(_children(tree, child)) for child in inner) + len(children) - len(inner)
-        gone = len(children) ** 2 + sum(len(_children(tree, child)) ** 2 for child in inner)
-        found.append(Opening(node, tied.kl(), tied.kl(node), cost, cost - gone + opened**2))
+        closed = len(children) ** 2 + sum(len(_children(tree, child)) ** 2 for child in inner)
+        found.append(Opening(node, tied.kl(), tied.kl(node), cost, cost - closed + opened**2))
     return found

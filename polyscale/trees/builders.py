@@ -82,7 +82,7 @@ def _members(value: Any, path: list[str]) -> Iterator[tuple[str, str | None, Any
 
 
 def _steady_order(members: AbstractSet[Any]) -> list[Any]:
-    # Strings hash differently in every process: sorted, a set gives the same rows each time.
+    # Strings hash differently in every process; sorting gives a set the same rows each time.
     try:
         if not any(isinstance(member, (AbstractSet, tuple)) for member in members):
             return sorted(members)

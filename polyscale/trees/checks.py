@@ -1,4 +1,4 @@
-"""What a tree must satisfy; every refusal names the node."""
+"""What a tree must satisfy; every error names the node."""
 
 from collections.abc import Sequence
 from typing import Any, cast

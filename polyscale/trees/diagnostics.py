@@ -48,7 +48,7 @@ def diagnostics(tree: SignalTree) -> TreeDiagnostics:
     family = tree.child_count[~is_leaf]
     roots = tree.leaf_count[: tree.num_trees].double()
     # i in any sibling of C and j in C meet at C, where j shares its weight with l(C) leaves:
-    # l(C) * (l(parent) - l(C)) pairs. Double, for the cubes of a long sequence leave int64.
+    # l(C) * (l(parent) - l(C)) pairs. Double, because cubes of long sequences overflow int64.
     own = tree.leaf_count[tree.num_trees :].double()
     whole = tree.leaf_count[tree.parent[tree.num_trees :]].double()
     pairs = float((roots * (roots - 1)).sum())

@@ -11,7 +11,7 @@ from polyscale.checks import check_integer
 from polyscale.trees.outline import Labels, label_of_row
 from polyscale.trees.tree import SignalTree
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# The palette of Okabe and Ito, distinguishable for colour-blind readers.
 DOMAIN_COLOURS = {
     "sequence": "#0072B2",
     "grid2d": "#009E73",
@@ -41,7 +41,7 @@ def draw(
     nodes = tree.depth_offsets[levels]
     place, slots = _places(tree, levels)
     if path_or_ax is None or path is not None:
-        # A figure without pyplot: nothing global, no window, no figure left open.
+        # A figure without pyplot, which keeps global state and opens windows.
         figure_class = require("matplotlib.figure", "train", "drawing a tree").Figure
         size = (min(40.0, max(4.5, 0.26 * slots + 0.8)), min(40.0, max(1.6, 0.8 * levels + 0.8)))
         axes = figure_class(figsize=size, layout="constrained").add_subplot()

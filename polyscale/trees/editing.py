@@ -1,4 +1,4 @@
-"""Trees out of trees: batch, unbatch, prune, collapse."""
+"""Trees from trees: batch, unbatch, prune, collapse."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def merge_names(parts: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def reindex(index: Tensor, names: tuple[str, ...], merged: tuple[str, ...]) -> Tensor:
-    """Turn an index into `names` into one into `merged`; -1 stays."""
+    """Translate an index into `names` to an index into `merged`; -1 stays."""
     if merged[: len(names)] == names:
         return index
     numbers = [merged.index(name) for name in names]
@@ -47,7 +47,7 @@ def batch(trees: Sequence[SignalTree]) -> SignalTree:
         tree_rows.extend(start + end for end in tree.tree_rows[1:])
     parent = _shifted([tree.parent for tree in trees], [tree.num_nodes for tree in trees])
     leaf_row = _shifted([tree.leaf_row for tree in trees], [tree.num_rows for tree in trees])
-    # Each tree is breadth-first, so sorting by depth alone makes the forest so.
+    # Each tree is breadth-first, so sorting by depth makes the forest breadth-first.
     order = torch.argsort(torch.cat([tree.depth for tree in trees]), stable=True)
     return assemble(
         renumber(parent, order),
@@ -65,7 +65,7 @@ def batch(trees: Sequence[SignalTree]) -> SignalTree:
 
 
 def _shifted(parts: list[Tensor], sizes: list[int]) -> Tensor:
-    """Join indices, each part's counted on from the sizes of those before it; -1 stays."""
+    """Join indices, each part offset by the sizes of the parts before it; -1 stays."""
     device = parts[0].device
     begin = torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)
     lengths = torch.tensor([len(part) for part in parts], device=device)
@@ -130,7 +130,7 @@ def prune(tree: SignalTree, keep: Tensor) -> SignalTree:
 
 def collapse(tree: SignalTree) -> SignalTree:
     """See `SignalTree.collapse`."""
-    single = tree.child_count == 1  # [M], the nodes that go
+    single = tree.child_count == 1  # [M], the nodes that are removed
     above = tree.parent.clamp(min=0)
     link = torch.where((tree.parent >= 0) & single[above], tree.parent, -1)
     top = torch.arange(tree.num_nodes, device=tree.device)
@@ -159,7 +159,7 @@ def _of_nodes(tree: SignalTree, nodes: Tensor, parent: Tensor, places: Tensor) -
 
 
 def same(one: SignalTree, other: SignalTree) -> bool:
-    """Compare two trees of one size; names count, not how they are numbered."""
+    """Compare two trees of one size by the names of keys and modalities, not their numbers."""
     key_names = merge_names([one.key_names, other.key_names])
     modality_names = merge_names([one.modality_names, other.modality_names])
 

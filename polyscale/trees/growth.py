@@ -1,4 +1,4 @@
-"""The hierarchy of a text that is being written: when families close, and the tree so far.
+"""The hierarchy of a text that is being generated: when families close, and the tree so far.
 
 Both come from one rule, how many levels close right before each token, so that the parallel form
 and step-by-step decoding see the same structure.

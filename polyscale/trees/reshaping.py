@@ -32,7 +32,7 @@ def flatten(tree: SignalTree) -> SignalTree:
     )
 
 
-def holds_leaves_alone(tree: SignalTree) -> Tensor:
+def has_only_leaves(tree: SignalTree) -> Tensor:
     """Return which inner nodes have no inner node for a child: [M]."""
     has_inner_child = torch.zeros_like(tree.parent, dtype=torch.bool)
     inner = (tree.child_count > 0) & (tree.parent >= 0)
@@ -42,14 +42,14 @@ def holds_leaves_alone(tree: SignalTree) -> Tensor:
 
 def nodes_left(tree: SignalTree) -> Tensor:
     """Return the nodes that `pool_leaves` leaves, in the order of the smaller tree's nodes."""
-    merged = (tree.parent >= 0) & holds_leaves_alone(tree)[tree.parent.clamp(min=0)]  # [M]
+    merged = (tree.parent >= 0) & has_only_leaves(tree)[tree.parent.clamp(min=0)]  # [M]
     return (~merged).nonzero().flatten()
 
 
 def pool_leaves(tree: SignalTree) -> tuple[SignalTree, Tensor]:
     """See `SignalTree.pool_leaves`."""
     nodes = nodes_left(tree)
-    becomes_leaf = holds_leaves_alone(tree)  # [M]
+    becomes_leaf = has_only_leaves(tree)  # [M]
     leftmost = tree.leaf_order[tree.leaf_begin]  # [M]
     is_leaf = becomes_leaf | (tree.child_count == 0)
     parent = renumber(tree.parent, nodes)

@@ -25,7 +25,7 @@ SELDOM = frozenset(_SELDOM.split())
 NUMBERED = frozenset(_NUMBERED.split())
 STARTERS = frozenset(_STARTERS.split())
 
-# Curly quotes and full-width marks are spelt by number, for they look like others.
+# Curly quotes and full-width marks are escaped, because they are easily confused.
 CLOSING = r"\"'\u201d\u2019\u00bb)\]"
 OPENING = r"\"'\u201c\u2018\u00ab(\["
 PARAGRAPH_BREAK = re.compile(r"(?:<br\s*/?>\s*){2,}|\n\s*\n\s*|\u2029\s*", re.IGNORECASE)
@@ -58,8 +58,8 @@ def split_paragraphs(text: str) -> list[tuple[int, int]]:
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """Return the (start, end) of each sentence of a paragraph; together they cover it.
 
-    Full stops of abbreviations, initials, decimals and numbered lines end nothing, nor do
-    ellipses and quoted questions that go on in lower case; a <br /> always does.
+    Full stops of abbreviations, initials, decimals and numbered lines end no sentence, nor do
+    ellipses and quoted questions followed by lower case; a <br /> always does.
 
     >>> split_sentences("Dr. Who paid 3.50. Why?")
     [(0, 19), (19, 23)]
@@ -100,5 +100,5 @@ def _ends_sentence(text: str, begin: int, match: re.Match[str]) -> bool:
         return True
     if match["close"] or mark not in (".", "!", "?"):
         return False
-    # Before lower case: careless writing ends here, names with a mark of their own do not.
+    # Before lower case a sentence may end in careless writing, but not after a name with a mark.
     return len(word) >= 3 and (mark == "." or not word[0].isupper())

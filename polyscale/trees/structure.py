@@ -1,4 +1,7 @@
-"""Arithmetic on parent arrays: no recursion and no loop over nodes, so depth costs only its log."""
+"""Arithmetic on parent arrays, without recursion or loops over nodes.
+
+The number of steps grows with the logarithm of the depth.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -76,7 +79,7 @@ def earlier_sibling_sum(parent: Tensor, weight: Tensor) -> Tensor:
 
 
 def breadth_first_order(parent: Tensor, sibling_rank: Tensor | None = None) -> Tensor:
-    """Return the nodes by depth, then left to right; siblings by rank, else by their number."""
+    """Return the nodes by depth, then left to right; siblings by rank, if given, or number."""
     if sibling_rank is None:
         by_family = torch.argsort(parent, stable=True)
     else:

@@ -36,7 +36,7 @@ def from_text(
         token = int(wrong.nonzero()[0])
         raise ValueError(
             f"encoding: token {token} has offsets {spans[token].tolist()} in a text of "
-            f"{len(text)} characters; is it the encoding of another text?"
+            f"{len(text)} characters; does the encoding belong to another text?"
         )
     rows = live.nonzero().flatten()  # [tokens in the tree]
     if not rows.numel():
@@ -56,7 +56,7 @@ def _build(
     num_rows: int,
     modality: str,
 ) -> SignalTree:
-    """Hang runs of tokens under sentences, those under paragraphs, in the order of the rows."""
+    """Group runs of tokens into sentences, and those into paragraphs, in the order of the rows."""
 
     def changes(values: Tensor) -> Tensor:
         return torch.cat([torch.tensor([True]), values[1:] != values[:-1]])
@@ -78,7 +78,7 @@ def _build(
     leaf_row = torch.full_like(parent, -1)
     leaf_row[top_of_token[special]] = rows[special]
     leaf_row[1 + tops + sentences :] = rows[~special]
-    # Already breadth-first: no need for from_parents to look.
+    # Already breadth-first, so from_parents is not needed.
     is_leaf = leaf_row >= 0
     position = parent.new_zeros(parent.numel(), 2)
     position[:, 0] = index_in_family(parent)
@@ -106,7 +106,7 @@ def _sentences(text: str, split: SplitSentences) -> tuple[Tensor, Tensor]:
                     "split_sentences must return (start, end) spans in order, got a sentence at "
                     f"{start} after one at {previous} in a paragraph of {end - begin} characters"
                 )
-            # What comes before the first sentence, spaces as a rule, belongs to it.
+            # What precedes the first sentence, usually spaces, belongs to it.
             starts.append(begin + (start if previous >= 0 else 0))
             paragraphs.append(number)
             previous = start
@@ -117,7 +117,7 @@ def _sentences(text: str, split: SplitSentences) -> tuple[Tensor, Tensor]:
 
 
 def _skip_space(text: str, spans: Tensor) -> Tensor:
-    """Return the first character of each token that is no space: byte-level BPE keeps spaces."""
+    """Return the first non-space character of each token: byte-level BPE keeps spaces."""
     result = []
     for start, end in spans.tolist():
         token = text[start:end]

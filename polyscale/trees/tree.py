@@ -136,7 +136,7 @@ class SignalTree:
         """Build a tree from nested lists or tuples (sequence), dicts (keyed) and sets (set).
 
         Anything else is a leaf, strings and tensors too. Rows are numbered from left to right;
-        with `return_leaves` the leaves come along in that order, ready to be embedded and
+        with `return_leaves` the leaves are returned in that order, ready to be embedded and
         stacked. The members of a set are sorted, so that a set always gives the same rows.
 
         >>> tree, leaves = SignalTree.from_nested({"a": [1, 2], "b": 3}, return_leaves=True)
@@ -154,7 +154,7 @@ class SignalTree:
     ) -> SignalTree:
         """Build a tree over `n` rows by windows, bottom to top: each groups what is below it.
 
-        `(2, 4)` makes pairs of rows and groups of four pairs; what is left hangs under the root.
+        `(2, 4)` makes pairs of rows and groups of four pairs; the rest are children of the root.
         The last window of a level may be short; levels that would hold one node are left out.
 
         >>> SignalTree.from_windows(5, (2,)).child_count.tolist()
@@ -231,7 +231,7 @@ class SignalTree:
 
         A field is a number of rows (a sequence), a SignalTree, or nested data; its rows follow
         those of the field before. Its leaves have the modality that `modalities` names for it,
-        else the field's own name.
+        otherwise the field's own name.
 
         >>> record = {"title": 3, "photo": SignalTree.from_image(32, 32, 16)}
         >>> tree = SignalTree.from_records(record, modalities={"title": "text"})
@@ -263,9 +263,9 @@ class SignalTree:
         return editing.unbatch(self)
 
     def prune(self, keep: Tensor) -> SignalTree:
-        """Leave out the rows for which `keep` [N] is False, padding for one.
+        """Leave out the rows for which `keep` [N] is False, for example padding.
 
-        Rows keep their numbers and `num_rows` stays; inner nodes without leaves go.
+        Rows keep their numbers and `num_rows` stays; inner nodes without leaves are removed.
 
         >>> SignalTree.from_windows(3).prune(torch.tensor([True, False, True])).row_node.tolist()
         [1, -1, 2]
@@ -275,7 +275,7 @@ class SignalTree:
         return editing.prune(self, keep)
 
     def collapse(self) -> SignalTree:
-        """Take out the inner nodes with one child; the child takes their place, key and position.
+        """Remove the inner nodes with one child; the child takes their place, key and position.
 
         >>> SignalTree.from_parents([-1, 0, 1, 1]).collapse().parent.tolist()
         [-1, 0, 0]
@@ -285,7 +285,7 @@ class SignalTree:
         return editing.collapse(self)
 
     def flatten(self) -> SignalTree:
-        """Hang every leaf directly under the root of its tree: one sequence, left to right.
+        """Make every leaf a child of the root of its tree: one sequence, left to right.
 
         >>> SignalTree.from_windows(5, (2,)).flatten().child_count.tolist()
         [5, 0, 0, 0, 0, 0]
@@ -295,7 +295,7 @@ class SignalTree:
         return reshaping.flatten(self)
 
     def pool_leaves(self) -> tuple[SignalTree, Tensor]:
-        """Turn the families that hold leaves alone into leaves; return each old row's new row.
+        """Turn the families that have only leaves into leaves; return each old row's new row.
 
         New rows are numbered from left to right; rows outside the tree get -1.
 
@@ -359,7 +359,7 @@ class SignalTree:
         return drawing.draw(self, path_or_ax, labels, max_nodes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tree to a .json or .safetensors file, whole or not at all."""
+        """Write the tree to a .json or .safetensors file, completely or not at all."""
         from polyscale.trees import storage
 
         storage.save(self, path)
@@ -372,7 +372,7 @@ class SignalTree:
         return storage.load(path)
 
     def to(self, device: torch.device | str) -> SignalTree:
-        """Return the tree with its tensors on `device`; itself if they are there."""
+        """Return the tree with its tensors on `device`; itself if they are already there."""
         tensors = {
             field.name: getattr(self, field.name).to(device)
             for field in fields(self)

@@ -157,7 +157,7 @@ def test_runs_that_cannot_be_compared_at_all_are_refused():
         compare([make_result("standard"), make_result("hkt"), make_result("hkt")])
     with pytest.raises(ValueError, match="task is 'listops' in standard, seed 0 and 'copy'"):
         compare([make_result("standard"), make_result("hkt", task="copy")], allow_differences=True)
-    with pytest.raises(ValueError, match=r"baseline takes one of .*\(hkt\).*'standard'"):
+    with pytest.raises(ValueError, match=r"baseline must be one of .*\(hkt\).*'standard'"):
         compare([make_result("hkt")])
     with pytest.raises(ValueError, match="nan in hkt, seed 0"):
         compare([make_result("standard"), make_result("hkt", accuracy=math.nan)])
@@ -358,5 +358,5 @@ def test_cells_of_a_model_are_text_and_a_foreign_model_is_refused():
         "seeds": "0, 1, 2",
         "majority": "12.5%",
     }
-    with pytest.raises(ValueError, match="model takes one of standard, hkt; got 'hsa'"):
+    with pytest.raises(ValueError, match="model must be one of standard, hkt, got 'hsa'"):
         compare().cells("hsa")

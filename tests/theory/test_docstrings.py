@@ -1,22 +1,14 @@
-"""The examples in the docstrings do what they show."""
+"""The examples of the package do what they show (those of its modules: tests/test_package.py)."""
 
 import doctest
-from importlib import import_module
-from pkgutil import iter_modules
 
 import pytest
-import torch
 
 import polyscale.theory as theory
 
-MODULES = ["polyscale.theory"]
-MODULES += [f"polyscale.theory.{module.name}" for module in iter_modules(theory.__path__)]
 
-
-@pytest.mark.parametrize("name", MODULES)
-def test_the_examples_run(name):
-    torch.manual_seed(0)
-    assert doctest.testmod(import_module(name), extraglobs={"torch": torch}).failed == 0
+def test_the_examples_of_the_package_run():
+    assert doctest.testmod(theory).failed == 0
 
 
 @pytest.mark.parametrize("name", theory.__all__)

@@ -37,7 +37,6 @@ class Bucket:
     real_leaves: Tensor  # [F, n]
     own: Tensor  # [F, n] which child the leaf is under
     uniform: bool  # no padding and all children alike: the same leaf count, all leaves or none
-    has_leaves: bool
     has_inner: bool
     inner_diagonal: Tensor  # [F or 1, b, b] the inside of an inner child in a family's matrix
     tables: dict[tuple[torch.dtype, bool, bool], Tensor] = field(default_factory=dict)
@@ -198,7 +197,6 @@ def _bucket(tree: SignalTree, parents: Tensor, columns: bool) -> Bucket:
         real_leaves=real_leaves,
         own=own,
         uniform=uniform,
-        has_leaves=bool(is_leaf.any()),
         has_inner=bool((~is_leaf).any()),
         inner_diagonal=inner[:, :, None] & torch.eye(len(inner[0]), device=inner.device).bool(),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyscale.ops.hsa.families import Bucket, Level, Plan
+from polyscale.ops.hsa.families import Bucket, Plan
 
 if TYPE_CHECKING:
     from polyscale.trees import SignalTree
@@ -107,12 +107,6 @@ class Problem:
     def from_pieces(self, pieces: Sequence[Tensor]) -> Tensor:
         """Return pieces as data rows [X * N, D]; rows outside the tree are zero."""
         return self.plan.rows.backward(pieces[0] if len(pieces) == 1 else torch.cat(list(pieces)))
-
-    def leaf_pieces(self, level: Level) -> int:
-        """Return how many pieces hold leaves of a level."""
-        if level.only_leaves:
-            return len(level.buckets)
-        return 1 if level.leaf_nodes.numel() else 0
 
     def to_slots(self, depth: int, stored: Tensor) -> list[Tensor]:
         """Return the stored children of a level [rows, ...] as [X * F, b, ...] per bucket."""

@@ -1,8 +1,8 @@
-"""The sections of the page: which there are, when they are shown, and how to read them."""
+"""The sections of the page: their titles, how to read them, and when they are shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ def _has_any(*keys: str) -> Callable[[Any], bool]:
 
 
 def _has_weights(value: Any) -> bool:
-    """Weights of one level alone say nothing: it always has all of it."""
+    """Whether there is more than one level: the weight of a single one is always 1."""
     weights = value.get("weights") if isinstance(value, dict) else None
     return bool(weights and weights[0] and weights[0][0] and len(weights[0][0]) > 1)
 
@@ -70,9 +70,9 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "error",
         "Error: how far from flat attention",
-        "The KL divergence from flat attention (level 0 alone) splits exactly in three: what is "
+        "The KL divergence from flat attention (only level 0) splits exactly in three: what is "
         "lost inside blocks (resolution), how far coarse scores move (drift), and a non-Gaussian "
-        "rest, which may be negative. The tail is what the levels from there on can still change.",
+        "rest, which may be negative. The tail is what all levels from there on can still change.",
         _has_any("rows", "tail", "decay"),
     ),
     Section(
@@ -80,7 +80,7 @@ SECTIONS: tuple[Section, ...] = (
         "Normality of the scores",
         "Mardia's tests ask whether the scores look like a multivariate normal sample: points on "
         "the dashed line do, points leaving it upwards have heavier tails. “Not normal” means that "
-        "one of the two p-values is below 0.025, so that the pair errs in at most 5 %.",
+        "one of the two p-values is below 0.025, which makes the pair a test at 5 %.",
         _has_any("levels", "over_training"),
     ),
     Section(
@@ -101,6 +101,6 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 
-def present_sections(analysis: dict[str, Any]) -> list[Section]:
+def present_sections(analysis: Mapping[str, Any]) -> list[Section]:
     """The sections that have something to show, in the order of the page."""
     return [section for section in SECTIONS if section.has_data(analysis.get(section.name))]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from polyscale._files import write_together
+from polyscale.analysis.schema import Analysis
 from polyscale.report.analysis.page import analysis_page
 
 PAGE_NAME = "report.html"
 DATA_NAME = "report.json"
 
 
-def write_analysis(analysis: dict[str, Any], output: Path) -> list[Path]:
+def write_analysis(analysis: Analysis, output: Path) -> list[Path]:
     """Write the page and its JSON; return both paths, the page first.
 
     `output` is a folder (for `report.html` and `report.json`) or the name of an HTML file, whose
-    JSON then goes beside it. Files appear whole or not at all; an OSError passes through.
+    JSON then goes beside it. Both files appear complete or not at all; an OSError is passed on.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -80,6 +80,7 @@ class Checker:
         self.look(page, f"{name}-compared")
         for drawing in page.locator(".plot > svg:visible").all():
             drawing.scroll_into_view_if_needed()
+            page.wait_for_timeout(50)  # scrolling hides the tip, a moment later
             drawing.focus()
             for key in ("ArrowRight", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft"):
                 page.keyboard.press(key)

@@ -52,7 +52,9 @@ def _eigenvalues(count: int, rng: random.Random) -> dict[str, Any]:
         values.sort(reverse=True)
     return {
         "eigenvalues": [round(value, 5) for value in values],
+        "size": count,
         "fraction_negative": sum(value < 0 for value in values) / count,
+        "negative_share": -sum(min(value, 0) for value in values) / sum(map(abs, values)),
         "smallest": values[-1],
         "psd": values[-1] >= 0,
         "margin": values[-1] / values[0],
@@ -77,6 +79,7 @@ def _base(kind: str, layers: int, heads: int, length: int, tokens: list[str] | N
             "versions": {"polyscale": "0.1.0", "torch": "2.13"},
             "seconds": 12.5,
         },
+        "summary": ["A sentence about the model."],
     }
 
 
@@ -135,6 +138,7 @@ def hkt_sample(
                     **place,
                     "symmetric": [[(raw[i][j] + raw[j][i]) / 2 for j in span] for i in span],
                     "antisymmetric": [[(raw[i][j] - raw[j][i]) / 2 for j in span] for i in span],
+                    "pooled_from": pooled,
                 }
             )
     analysis["attention"] = attention
@@ -154,13 +158,32 @@ def hkt_sample(
             for layer, head in where
             for level in range(1, levels + 1)
         ],
-        "decay": [{"layer": layer, "head": head, "ratio": rng.random()} for layer, head in where],
+        "strides": [
+            {**_error_row(layer, head, levels, rng), "stride": 2**k}
+            for layer, head in where
+            for k in range(4)
+        ],
+        "levels": [
+            {"layer": layer, "head": head, "level": level, "gaussian": rng.gauss(0, 0.1)}
+            for layer, head in where
+            for level in range(levels)
+        ],
+        "decay": [
+            {
+                "layer": layer,
+                "head": head,
+                "ratio": rng.random(),
+                "terms": [3 * 0.5**level for level in range(levels)],
+            }
+            for layer, head in where
+        ],
     }
     analysis["normality"] = {
         "levels": [
             {"layer": layer, "head": head, "level": level, "n": 512, "dimensions": 4,
              "skewness": rng.random() * 3, "skewness_p": rng.random() ** 6,
              "kurtosis": 24 + rng.gauss(0, 2), "kurtosis_p": rng.random() ** 4,
+             "kurtosis_expected": 24.0,
              "qq": [[k / 6, k / 6 + (k / 40) ** 3 + rng.random() / 4] for k in range(1, 64)]}
             for layer, head in where
             for level in range(levels)
@@ -168,7 +191,7 @@ def hkt_sample(
         "over_training": [
             {"step": step, "layer": layer, "level": level,
              "skewness": 1 + level + step / 400 + rng.random() / 4,
-             "kurtosis": 24 + level * step / 300 + rng.random()}
+             "kurtosis": 24 + level * step / 300 + rng.random(), "kurtosis_expected": 24.0}
             for step in range(0, 1001, 100)
             for layer in range(layers)
             for level in range(levels)
@@ -182,6 +205,7 @@ def hkt_sample(
         ],
         "standard": {"flops": flops, "bytes": 8 * length * 16},
         "ratio": sum(4.0**-level for level in range(levels)),
+        "whole_ratio": sum(4.0**-level for level in range(levels)) / 2 + 0.5,
     }
     return analysis
 
@@ -240,16 +264,23 @@ def hsa_sample(layers: int = 2, heads: int = 3, seed: int = 0) -> dict[str, Any]
                 {
                     "layer": layer, "head": head,
                     "kl_total": sum(family["kl"] for family in families), "families": families,
+                    "kl_unlisted": 0.0,
                     "finer": [
                         {"node": family["node"], "kl_before": family["kl"],
-                         "kl_after": family["kl"] * rng.random()}
+                         "kl_after": family["kl"] * rng.random(),
+                         "scores_before": 200, "scores_after": 260}
                         for family in worst
                     ],
                 }
             )  # fmt: skip
     analysis["hsa"] = {
         "layers": entries,
-        "tree": {"parent": parent, "label": label, "leaf_tokens": tokens},
+        "tree": {
+            "parent": parent,
+            "label": label,
+            "leaf_tokens": tokens,
+            "leaf_nodes": leaf_nodes,
+        },
     }
     analysis["attention"] = [
         {"layer": layer, "head": head, "level": "merged", "pooled_from": None,
@@ -264,11 +295,11 @@ def transformer_sample(layers: int = 12, heads: int = 12, seed: int = 0) -> dict
     """A larger model with maps, kernel and symmetry only."""
     small = hkt_sample(layers, heads, levels=1, length=24, seed=seed)
     small["meta"] |= {"kind": "transformer", "levels": None, "title": "A transformer"}
-    for name in ("levels", "error", "cost", "summary"):
+    for name in ("levels", "error", "cost"):
         small.pop(name)
     small["attention"] = [entry for entry in small["attention"] if entry["level"] == "merged"]
-    small["symmetry"].pop("maps")
-    small["normality"].pop("over_training")
+    small["symmetry"]["maps"] = []
+    small["normality"]["over_training"] = []
     return small
 
 

@@ -13,6 +13,7 @@ from transformers import (
     T5Config,
 )
 
+from polyscale.analysis.models import find_snapshots, load_model
 from polyscale.data.tasks import load_task
 from polyscale.models import (
     HKTConfig,
@@ -24,7 +25,6 @@ from polyscale.models import (
     word_tokenizer,
 )
 from polyscale.report.analysis.command import run_analyze
-from polyscale.report.analysis.models import find_snapshots, load_model
 from polyscale.training.builders import model_for_task
 from polyscale.training.config import RunConfig
 
@@ -187,7 +187,7 @@ def assert_refused(error, words, *arguments, **options):
 
 
 def test_a_target_that_is_no_folder_is_named(tmp_path, text):
-    missing, words = str(tmp_path / "missing"), "target takes a folder.*missing"
+    missing, words = str(tmp_path / "missing"), "target must be a folder.*missing"
     assert_refused(FileNotFoundError, words, missing, str(text), tmp_path)
 
 
@@ -234,7 +234,7 @@ def test_code_from_a_model_folder_is_not_run(tmp_path, text):
 
 def test_an_encoder_decoder_is_refused_in_words(tmp_path, text):
     T5Config().save_pretrained(tmp_path / "t5")
-    words = "encoder-decoder model .t5., which is not covered"
+    words = "encoder-decoder model .t5.: not supported"
     assert_refused(ValueError, words, str(tmp_path / "t5"), str(text), tmp_path / "out")
 
 
@@ -247,13 +247,13 @@ def test_a_broken_configuration_is_named(tmp_path, text, config):
 
 def test_without_data_only_a_run_will_do(tmp_path):
     folder = hkt(tmp_path / "model")
-    words = "data takes a text file or a task .*listops.*has no config.yaml"
+    words = "data must be a text file or a task .*listops.*has no config.yaml"
     assert_refused(ValueError, words, str(folder), None, tmp_path / "out")
 
 
 def test_data_that_are_neither_a_file_nor_a_task_are_named(tmp_path):
     folder = hkt(tmp_path / "model")
-    words = "data takes a text file or a task .*'nowhere.txt', which is neither"
+    words = "data must be a text file or a task .*'nowhere.txt', which is neither"
     assert_refused(FileNotFoundError, words, str(folder), "nowhere.txt", tmp_path / "out")
 
 
@@ -326,10 +326,10 @@ def test_a_model_of_numbers_is_refused_text_and_tokens(tmp_path, text):
 
 
 @pytest.mark.parametrize("option", ["examples", "max_length"])
-@pytest.mark.parametrize("value", [0, True, 2.5])
-def test_counts_are_checked(tmp_path, text, option, value):
-    words = f"{option} takes a whole number"
-    assert_refused(ValueError, words, str(tmp_path), str(text), tmp_path, **{option: value})
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (True, TypeError), (2.5, TypeError)])
+def test_counts_are_checked(tmp_path, text, option, value, error):
+    words = f"{option} must be an integer of at least 1, got {value}"
+    assert_refused(error, words, str(tmp_path), str(text), tmp_path, **{option: value})
 
 
 def test_the_model_is_loaded_for_evaluation(tmp_path):
