@@ -34,8 +34,8 @@ from benchmarks.peers import compare_with_peers
 from benchmarks.timing import added_memory, best_seconds, fitted_exponent, machine
 from polyscale.layers.hkt import HKTAttention
 from polyscale.ops.hkt.api import hkt_attention
-from polyscale.ops.hkt.layout import level_length
 from polyscale.ops.implementations import implementations
+from polyscale.ops.layout import level_length
 
 __all__ = ["draw", "run", "to_markdown"]
 

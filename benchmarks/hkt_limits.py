@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.timing import best_seconds
 from polyscale.cost.hkt import score_flop_ratio
-from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.layout import level_length
 
 # The model of `compare_training`.
 STEP_WIDTH, STEP_HEADS, STEP_LAYERS = 256, 4, 2

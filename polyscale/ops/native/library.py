@@ -56,21 +56,16 @@ class NativeLibrary:
             raise BuildError(loaded)
         return loaded
 
+    def why_unavailable(self) -> str | None:
+        """Why there can be no library, as far as that is known without building it."""
+        if self in _LOADED:
+            return self.why_not_built()
+        return missing_compiler() if find_compiler() is None else why_no_store()
+
     def why_not_built(self) -> str | None:
-        """Builds if need be. None: the library is there; else why it is not."""
+        """Build the library if need be. Why there is none; None if there is."""
         loaded = self._loaded()
         return loaded if isinstance(loaded, str) else None
-
-    def availability(self, description: str) -> tuple[bool, str]:
-        """Whether the library is there or may be expected, without building it; and why not."""
-        if self in _LOADED:
-            reason = self.why_not_built()
-            return reason is None, reason or description
-        compiler = find_compiler()
-        reason = missing_compiler() if compiler is None else why_no_store()
-        if compiler is None or reason is not None:
-            return False, str(reason)
-        return True, f"{description}; {shlex.join(compiler)} builds it on first use"
 
     def file_name(self, compiler: Command) -> str:
         """The file a build with this compiler makes; it changes with all that goes into it."""

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 import polyscale as ps
-from polyscale.ops.hkt.native.build import why_not_built
+from polyscale.ops.hkt.native.library import LIBRARY
 from polyscale.ops.hkt.native.op import _backward, _forward
 from tests.ops.hkt.cases import (
     GRADIENTS,
@@ -18,7 +18,7 @@ from tests.ops.hkt.cases import (
     random_case,
 )
 
-NO_KERNEL = why_not_built()
+NO_KERNEL = LIBRARY.why_not_built()
 pytestmark = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
 
 

@@ -1,9 +1,7 @@
-// The library's functions: they cut the work in tasks and run them on the threads that torch has
-// already.
+// The library's functions: they cut the work into tasks and run them on the threads that torch
+// already has.
 #include "threads/decode.h"
-#include "threads/downsample.h"
 #include "threads/sequences.h"
-#include "threads/weight_gradient.h"
 
 namespace {
 
@@ -270,29 +268,9 @@ extern "C" int hkt_decode(const Problem* problem) {
     });
 }
 
-extern "C" int hkt_downsample(const Downsample* problem) {
-    return guarded(
-        [&] { return Downsampling(*problem, variant(problem->variant), false).run(); });
-}
-
-extern "C" int hkt_downsample_backward(const Downsample* problem) {
-    return guarded([&] {
-        Downsampling team(*problem, variant(problem->variant), true);
-        if (!team.run()) return false;
-        team.finish();
-        return true;
-    });
-}
-
-extern "C" int hkt_weight_gradient(const WeightGradient* problem) {
-    return guarded([&] { return WeightGradients(*problem, variant(problem->variant)).run(); });
-}
-
 // 0 portable, 1 AVX2, 2 AVX-512.
 extern "C" int hkt_best_variant() { return best_variant(); }
 
+extern "C" int hkt_max_levels() { return MAX_LEVELS; }
+
 extern "C" int64_t hkt_problem_size() { return (int64_t)sizeof(Problem); }
-
-extern "C" int64_t hkt_downsample_size() { return (int64_t)sizeof(Downsample); }
-
-extern "C" int64_t hkt_weight_gradient_size() { return (int64_t)sizeof(WeightGradient); }

@@ -10,7 +10,7 @@ from triton.runtime import interpreter
 
 import polyscale as ps
 from polyscale.ops.hkt import triton as implementation
-from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.layout import PackedLayout
 from tests.ops.hkt.cases import gradients, random_case
 from tests.ops.hkt.test_values import side_padding
 
