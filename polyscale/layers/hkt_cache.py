@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyscale.layers.cache import RowCache
 from polyscale.layers.hkt_levels import Levels
+from polyscale.layers.row_cache import RowCache
 from polyscale.ops.hkt.api import CoarseScores
 from polyscale.ops.layout import level_length
 from polyscale.ops.rows import append_columns, append_rows, gather_rows

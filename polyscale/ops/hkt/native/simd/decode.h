@@ -5,6 +5,7 @@
 
 // Divisible by 2**(MAX_LEVELS - 1) and by WIDTH at every level.
 enum { DECODE_CHUNK = 512 };
+static_assert((DECODE_CHUNK >> (MAX_LEVELS - 1)) % WIDTH == 0, "chunks are whole at every level");
 
 struct DecodeScratch {
     float *scores[MAX_LEVELS], *query, *keys, *values, *output;
@@ -24,8 +25,8 @@ struct DecodeScratch {
 };
 
 // scores[n] = query . row n: a vector of rows at a time, each with its own sums, which are added
-// up crosswise at the end. Rows beyond the last repeat it. Returns at least the norm of the longest
-// row: that of a vector of rows together, found while they are at hand.
+// pairwise at the end. Rows beyond the last repeat it. Returns an upper bound of the norm of the longest
+// row, that of a vector of rows together, computed while they are in registers.
 static float score_rows(Rows rows, int64_t count, const float* query, int64_t width,
                         float* scores) {
     Vector largest = splat(0.0f);
@@ -88,7 +89,7 @@ static void weigh_rows(Rows rows, int64_t count, const float* weights, int64_t w
         weigh_columns<1>(rows.data + d, rows.pitch, count, weights, output + d);
 }
 
-// The scores of one query again, now exact and less the largest of them, which is returned.
+// Computes the scores of one query again, in double precision and minus the largest, which is returned.
 static float exact_scores(const Problem& p, const Sequence& s, DecodeScratch& my, int64_t query,
                           int64_t first, int64_t count) {
     for (int64_t l = p.levels - 1; l >= 0; l--) {
