@@ -32,7 +32,7 @@ from polyscale.ops.numerics import accumulation_dtype
 
 
 class HKTDetails(NamedTuple):
-    """What the layer did, for analysis."""
+    """What a layer computed, for analysis."""
 
     level_weights: Tensor  # [H, L]
     level_scores: list[Tensor]  # per level [B, H, T_l, T_l], real tokens lined up at the start
@@ -52,19 +52,21 @@ class HKTAttention(nn.Module):
         downsampling_width: taps of the downsampling filters.
         filter_width: taps of a causal filter of the input at level 0; 0 for none. It starts as
             the identity.
-        values: `"fine"`, from the input itself, or `"merged"`, from a learned convex mix of all
-            levels.
+        values: `"fine"`, from the input itself, or `"merged"`, a learned convex combination of the
+            values of all levels.
         shared_projections: whether all levels share one query and one key projection.
-        level_weights: `"learned"`, or L fixed numbers that are not negative and sum to 1.
+        level_weights: `"learned"`, or L fixed numbers of at least 0 that sum to 1.
         relative_positions: R > 0 adds a learned term per head and level for the distance between
             blocks, up to R - 1; 0 for none.
         rotary: rotate queries and keys by position; level l uses the position of its block's start.
-        local_start: with `rotary`, what the biases of queries and keys start at. All alike, they
-            score by distance alone, so that above 0 training begins with attention to what is near.
+        local_start: with `rotary`, the initial value of the biases of queries and keys. Equal
+            biases score by distance alone: above 0, training begins with attention to nearby tokens.
         kernel: `"dot"`, or `"psd"`: scores whose symmetric part is positive semidefinite by
             construction.
         bias: whether the projections have a bias.
-        impl: implementation of the attention, see `polyscale.hkt_attention`.
+        impl: implementation of the attention, see `polyscale.hkt_attention`. Projections and
+            downsampling are native where they can be with `"auto"` and `"native"`, and by torch
+            beside any other implementation.
 
     Example:
         >>> layer = HKTAttention(64, num_heads=4, levels=3)
@@ -166,9 +168,9 @@ class HKTAttention(nn.Module):
             x: `[B, T, d_model]`; with a cache, the new tokens only.
             key_padding_mask: bool `[B, T]`, True for padding, on any side. Padding gives zeros.
             cu_seqlens: cumulative lengths of sequences packed in one row.
-            cache: what earlier calls saw; it is extended by this one.
+            cache: state of earlier calls, which this call extends.
             return_details: also return level weights, scores and the attention matrix (dense).
-            lengths: `[B]`, instead of a mask where all padding is on the right.
+            lengths: `[B]`, instead of a mask if all padding is on the right.
         """
         check_input(x, self.d_model, key_padding_mask, cu_seqlens, lengths)
         if cache is not None:

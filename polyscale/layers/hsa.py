@@ -147,8 +147,8 @@ class HSAAttention(nn.Module):
                 the new tokens.
             tree: a SignalTree. Not needed with a filled cache.
             key_padding_mask: bool `[B, N]` (`[N]` if packed), True for rows to leave out.
-            positions: node embeddings `[M, position_width]`, of `DomainPositions`.
-            cache: what earlier calls saw; it is extended by this one.
+            positions: node embeddings `[M, position_width]`, as `DomainPositions` makes them.
+            cache: state of earlier calls, which this call extends.
             closes: with a cache: `[B, N]`, how many levels of the hierarchy close right before
                 each token, counted from the leaves' families up.
             lengths: with a cache: `[B]`, how many tokens of each row are real; they come first.

@@ -20,7 +20,7 @@ def pool_into_parents(x: Tensor, tree: SignalTree) -> tuple[Tensor, SignalTree]:
     >>> pooled.flatten().tolist(), smaller.num_rows
     ([0.5, 3.0, 5.0], 3)
     """
-    _check(x, tree)
+    _check_rows(x, tree)
     smaller, row_of_row = tree.pool_leaves()
     return _means(x, row_of_row, smaller.num_rows), smaller
 
@@ -32,7 +32,7 @@ def global_mean(x: Tensor, tree: SignalTree) -> Tensor:
     >>> global_mean(torch.arange(5.0)[:, None], tree).flatten().tolist()
     [0.5, 3.0]
     """
-    _check(x, tree)
+    _check_rows(x, tree)
     return _means(x, _tree_of_row(tree), tree.num_trees)
 
 
@@ -46,7 +46,7 @@ def tree_mean(x: Tensor, tree: SignalTree) -> Tensor:
     >>> tree_mean(torch.tensor([1.0, 2.0, 3.0, 10.0])[:, None], tree).item()
     6.0
     """
-    _check(x, tree)
+    _check_rows(x, tree)
     share = torch.ones(tree.num_nodes, dtype=accumulation_dtype(x.dtype), device=x.device)
     for begin, end in pairwise(tree.depth_offsets[1:]):  # nodes are sorted by their depth
         parent = tree.parent[begin:end]
@@ -75,7 +75,7 @@ def _means(x: Tensor, target: Tensor, count: int) -> Tensor:
     return (total / torch.bincount(target, minlength=count)[:, None]).to(x.dtype)
 
 
-def _check(x: Tensor, tree: SignalTree) -> None:
+def _check_rows(x: Tensor, tree: SignalTree) -> None:
     if not isinstance(tree, SignalTree):
         raise TypeError(f"tree must be a SignalTree, got {type(tree).__name__}")
     if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -160,11 +160,11 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> None:
             f"cu_seqlens must have shape [sequences + 1], got {list(cu_seqlens.shape)}"
         )
     if batch != 1:
-        raise ValueError(f"cu_seqlens takes all sequences in one row (B = 1), got B = {batch}")
+        raise ValueError(f"cu_seqlens must have all sequences in one row (B = 1), got B = {batch}")
     if not torch.compiler.is_compiling() and not has_numbers(cu_seqlens):
         raise ValueError(
-            "cu_seqlens must hold numbers, as they say how long the levels are; got a tensor "
-            "without any (meta, fake or batched by torch.func.vmap)"
+            "cu_seqlens must have readable values, which set the lengths of the levels, "
+            "got a tensor without any (meta, fake or batched by torch.func.vmap)"
         )
     bounds = cu_seqlens.tolist()
     rising = all(low < high for low, high in pairwise(bounds))
