@@ -33,8 +33,8 @@ from benchmarks.timing import added_memory, best_seconds, fitted_exponent, machi
 from polyscale.cost.decoder import bytes_per_token, causal_attention_flops
 from polyscale.layers.hkt import HKTAttention
 from polyscale.ops.hkt.api import hkt_attention
-from polyscale.ops.hkt.layout import level_length
 from polyscale.ops.implementations import implementations
+from polyscale.ops.layout import level_length
 
 __all__ = ["draw", "run", "to_markdown"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from polyscale.ops.hkt.api import hkt_attention
-from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.layout import level_length
 
 LEVELS, LENGTH, HEADS, WIDTH = 3, 512, 4, 64
 VALUE_BAR, GRADIENT_BAR = 2e-6, 2e-5  # of the largest entry

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyscale.cost.hkt import score_flop_ratio
-from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.layout import level_length
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-import polyscale.ops.hkt.api  # noqa: F401 (defines the operations that are counted below)
 from polyscale.layers.hkt import HKTAttention
-from polyscale.ops.hkt.layout import level_length
-from polyscale.ops.hkt.native.op import why_not
+from polyscale.ops.hkt.api import ATTENTION
+from polyscale.ops.layout import level_length
 
 
 def count_forward_flops(model: nn.Module, batch: Mapping[str, Any]) -> int:
@@ -144,5 +143,6 @@ def _countable(layer: HKTAttention) -> str:
     levels = [probe] * layer.levels
     # The reference needs memory of T x T, so it comes second.
     bias = list(layer.relative_bias) or None
-    native = why_not(levels, levels, probe, layer.level_weights, bias) is None
+    given = (levels, levels, probe, layer.level_weights)
+    native = ATTENTION.why_not("native", *given, relative_bias=bias) is None
     return "native" if native else "reference"

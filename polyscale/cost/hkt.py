@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyscale.checks import check_integer
-from polyscale.ops.hkt.layout import level_length
-from polyscale.ops.hkt.reference import hkt_matrix, level_scores
+from polyscale.ops.hkt.api import AttentionMask, hkt_matrix, level_scores
+from polyscale.ops.layout import level_length
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,8 @@ def attention_cost(levels: int, length: int, head_dim: int, heads: int = 1) -> A
         entries = inputs(count)
         weights = torch.empty(heads, count, device="meta")
         with _Counter() as counter:
-            matrix = hkt_matrix(
-                entries,
-                entries,
-                weights,
-                causal=False,
-                lengths=None,
-                packed=None,
-                scale=1.0,
-                relative_bias=None,
-            )
+            mask = AttentionMask(causal=False)
+            matrix = hkt_matrix(entries, entries, weights, mask, scale=1.0)
             matrix @ entries[0]
         return counter.cost()
 

@@ -1,13 +1,14 @@
-"""Causal filters over time: the trainable downsampling between two levels, and the filter of
-level 0 (the same with stride 1).
+"""Causal filters over time: downsampling between two levels, and the filter of level 0.
 
-`y[i] = sum_k W[k] x[stride * i - k]`; what lies before the start counts as zero. So `y[i]` sees
-nothing later than `x[stride * i]`.
+`y[i] = sum_k W[k] x[stride * i - k]`; what precedes the start counts as zero. So `y[i]` sees
+nothing later than `x[stride * i]`. The stride is 2 between levels and 1 at level 0.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from polyscale.checks import check_choice, check_integer
+from polyscale.ops.downsample.api import FilterTaps, filter_at, filter_sequence, filter_slide
 
 MODES = ("depthwise", "dense", "mean")
 
@@ -21,7 +22,7 @@ class CausalFilter(nn.Module):
         stride: 2 between levels, 1 at level 0.
         mode: `"depthwise"` (a weight per tap and channel), `"dense"` (a matrix per tap), or
             `"mean"` (fixed `1 / width`).
-        start: `"mean"` or `"identity"` (the newest tap alone), where training begins.
+        start: where training begins: `"mean"` or `"identity"` (the newest tap alone).
 
     Example:
         >>> CausalFilter(8, width=2, stride=2)(torch.randn(1, 5, 8)).shape
@@ -37,10 +38,8 @@ class CausalFilter(nn.Module):
         start: str = "mean",
     ) -> None:
         super().__init__()
-        if mode not in MODES:
-            raise ValueError(f"downsampling must be one of {MODES}, got {mode!r}")
-        if width < 1:
-            raise ValueError(f"the width of a filter must be at least 1, got {width}")
+        check_choice("downsampling", mode, MODES)
+        width = check_integer("width", width, least=1)
         self.channels, self.width, self.stride = channels, width, stride
         self.mode, self.start = mode, start
         self.weight: nn.Parameter | None = None  # [width, C] or [width, C in, C out]
@@ -51,12 +50,12 @@ class CausalFilter(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The mean of the taps, or the newest tap alone."""
+        """Set the weights to where training begins."""
         if self.weight is not None:
             self.weight.copy_(self.initial_weight())
 
     def initial_weight(self) -> Tensor:
-        """Where training begins, in the shape of `weight`."""
+        """The mean of the taps, or the newest tap alone, in the shape of `weight`."""
         taps = torch.zeros(self.width)
         taps[0] = 1.0
         if self.start == "mean":
@@ -65,56 +64,30 @@ class CausalFilter(nn.Module):
             return taps[:, None, None] * torch.eye(self.channels)
         return taps[:, None].expand(self.width, self.channels)
 
+    @property
+    def taps(self) -> FilterTaps:
+        """What the operations on filters take."""
+        return FilterTaps(self.width, self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """Filter whole sequences that start at column 0: `[B, ceil(T / stride), C]`."""
-        history = self.width - 1
-        return self.slide(F.pad(x, (0, 0, history, 0)), history, -(-x.shape[1] // self.stride))
+        return filter_sequence(x, self.taps, self.stride)
 
     def slide(self, x: Tensor, first: int, count: int) -> Tensor:
         """Filter where the newest taps are `x[:, first + stride * i]` for `i < count`.
 
-        `first` is at least `width - 1`: the older taps must be there, too.
+        `first` is at least `width - 1`, so that the older taps exist as well.
         """
-        reach = self.stride * (count - 1) + 1 if count else 0
-        newest = range(first, first - self.width, -1)
-        return self._combine([x[:, start : start + reach : self.stride] for start in newest])
+        return filter_slide(x, self.taps, self.stride, first, count)
 
     def at(self, x: Tensor, index: Tensor, position: Tensor | None = None) -> Tensor:
         """Filter where the newest tap is `x[b, index[b, n]]`: `[B, N, C]`.
 
-        `position` (the place of that tap in its own sequence) cuts what lies before the start.
+        `position` is the position of that tap in its own sequence, so that taps before the
+        sequence count as zero.
         """
-        taps = []
-        for tap in range(self.width):
-            picked = take(x, (index - tap).clamp(min=0))
-            if position is not None and tap > 0:
-                picked = picked.masked_fill((position < tap)[..., None], 0.0)
-            taps.append(picked)
-        return self._combine(taps)
-
-    def _combine(self, taps: list[Tensor]) -> Tensor:
-        if self.weight is None:
-            return torch.stack(taps).mean(0)
-        if self.mode == "dense":
-            return torch.matmul(torch.cat(taps, dim=-1), self.weight.flatten(0, 1))
-        total = taps[0] * self.weight[0]
-        for tap, weight in zip(taps[1:], self.weight[1:], strict=True):
-            total = torch.addcmul(total, tap, weight)
-        return total
-
-    def tap_weights(self, x: Tensor) -> Tensor | None:
-        """One weight per tap and channel, `[width, C]`; None if it takes a matrix per tap."""
-        if self.mode == "dense":
-            return None
-        if self.weight is not None:
-            return self.weight
-        return x.new_full((self.width, self.channels), 1.0 / self.width)
+        return filter_at(x, self.taps, index, position)
 
     def extra_repr(self) -> str:
         """Shown by print."""
         return f"{self.channels}, width={self.width}, stride={self.stride}, mode={self.mode!r}"
-
-
-def take(x: Tensor, index: Tensor) -> Tensor:
-    """`x[b, index[b, n]]`: rows of `[B, T, C]` by `[B, N]`."""
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))

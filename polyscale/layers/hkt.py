@@ -1,13 +1,15 @@
 """HKT self-attention as a layer."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from polyscale.checks import check_choice
 from polyscale.layers.hierarchy import Hierarchy
 from polyscale.layers.hkt_cache import HKTCache
+from polyscale.layers.hkt_levels import Heads, LevelProjections, Levels, merge_values
 from polyscale.layers.hkt_options import (
     check_cache,
     check_input,
@@ -15,33 +17,26 @@ from polyscale.layers.hkt_options import (
     check_options,
     fixed_weights,
 )
-from polyscale.layers.hkt_steps import continue_ragged, continue_together, start_cache
-from polyscale.layers.positions import rotate
-from polyscale.layers.projections import project, project_together
-from polyscale.ops.hkt.api import attend, attend_projected, implementation
-from polyscale.ops.hkt.layout import PackedLayout, Padding, level_length
-from polyscale.ops.hkt.reference import (
-    accumulation_dtype,
+from polyscale.ops.hkt.api import (
+    ATTENTION,
+    AttentionMask,
+    attend,
+    attend_projected,
+    hkt_decode,
     hkt_matrix,
     level_scores,
     relative_term,
 )
+from polyscale.ops.layout import PackedLayout, Padding, level_length
+from polyscale.ops.numerics import accumulation_dtype
 
 
 class HKTDetails(NamedTuple):
-    """What the layer did, for analysis."""
+    """What a layer computed, for analysis."""
 
     level_weights: Tensor  # [H, L]
     level_scores: list[Tensor]  # per level [B, H, T_l, T_l], real tokens lined up at the start
     attention: Tensor  # [B, H, T, T], by column; rows and columns of padding are zero
-
-
-class Levels(NamedTuple):
-    """Queries and keys per level, and the values of levels that give any, `[B, H, T_l, D]`."""
-
-    queries: list[Tensor]
-    keys: list[Tensor]
-    values: list[Tensor]
 
 
 class HKTAttention(nn.Module):
@@ -57,19 +52,21 @@ class HKTAttention(nn.Module):
         downsampling_width: taps of the downsampling filters.
         filter_width: taps of a causal filter of the input at level 0; 0 for none. It starts as
             the identity.
-        values: `"fine"`, from the input itself, or `"merged"`, from a learned convex mix of all
-            levels.
+        values: `"fine"`, from the input itself, or `"merged"`, a learned convex combination of the
+            values of all levels.
         shared_projections: whether all levels share one query and one key projection.
-        level_weights: `"learned"`, or L fixed numbers that are not negative and sum to 1.
+        level_weights: `"learned"`, or L fixed numbers of at least 0 that sum to 1.
         relative_positions: R > 0 adds a learned term per head and level for the distance between
             blocks, up to R - 1; 0 for none.
         rotary: rotate queries and keys by position; level l uses the position of its block's start.
-        local_start: with `rotary`, what the biases of queries and keys start at. All alike, they
-            score by distance alone, so that above 0 training begins with attention to what is near.
+        local_start: with `rotary`, the initial value of the biases of queries and keys. Equal
+            biases score by distance alone: above 0, training begins with attention to nearby tokens.
         kernel: `"dot"`, or `"psd"`: scores whose symmetric part is positive semidefinite by
             construction.
         bias: whether the projections have a bias.
-        impl: implementation of the attention, see `polyscale.hkt_attention`.
+        impl: implementation of the attention, see `polyscale.hkt_attention`. Projections and
+            downsampling are native where they can be with `"auto"` and `"native"`, and by torch
+            beside any other implementation.
 
     Example:
         >>> layer = HKTAttention(64, num_heads=4, levels=3)
@@ -102,12 +99,13 @@ class HKTAttention(nn.Module):
             d_model, num_heads, levels, downsampling, values, kernel, relative_positions, rotary
         )
         check_local_start(local_start, rotary and bias)
-        implementation(impl)
+        ATTENTION.check_name(impl)
         self.d_model, self.num_heads, self.levels = d_model, num_heads, levels
         self.head_dim = d_model // num_heads
         self.causal, self.rotary, self.kernel, self.impl = causal, rotary, kernel, impl
         self.merges_values = values == "merged" and levels > 1
         self.shared_projections = shared_projections
+        self.heads = Heads(num_heads, self.head_dim, kernel, rotary)
 
         self.hierarchy = Hierarchy(d_model, levels, downsampling, downsampling_width, filter_width)
         projections = 1 if shared_projections else levels
@@ -124,10 +122,7 @@ class HKTAttention(nn.Module):
         self.level_logits: nn.Parameter | None = None  # [H, L]
         self.register_buffer("fixed_level_weights", None)
         if isinstance(level_weights, str):
-            if level_weights != "learned":
-                raise ValueError(
-                    f"level_weights must be 'learned' or {levels} numbers, got {level_weights!r}"
-                )
+            check_choice("level_weights", level_weights, ("learned",), f"or pass {levels} numbers")
             self.level_logits = nn.Parameter(torch.zeros(num_heads, levels))
         else:
             self.fixed_level_weights = fixed_weights(level_weights, levels)
@@ -146,16 +141,16 @@ class HKTAttention(nn.Module):
             projection.bias.fill_(self.local_start)
 
     @property
-    def fused(self) -> bool:
-        """Whether native kernels may do what surrounds the attention."""
-        return self.impl in ("auto", "native")
-
-    @property
     def level_weights(self) -> Tensor:
         """The weight of every level in each head, `[H, L]`; rows sum to 1."""
         if self.level_logits is None:
             return self.fixed_level_weights.expand(self.num_heads, -1)
         return _convex(self.level_logits)
+
+    @property
+    def value_weights(self) -> Tensor | None:
+        """The weight of every level's values, `[H, L]`; None for the values of level 0 alone."""
+        return None if self.value_logits is None else _convex(self.value_logits)
 
     def forward(
         self,
@@ -173,9 +168,9 @@ class HKTAttention(nn.Module):
             x: `[B, T, d_model]`; with a cache, the new tokens only.
             key_padding_mask: bool `[B, T]`, True for padding, on any side. Padding gives zeros.
             cu_seqlens: cumulative lengths of sequences packed in one row.
-            cache: what earlier calls saw; it is extended by this one.
+            cache: state of earlier calls, which this call extends.
             return_details: also return level weights, scores and the attention matrix (dense).
-            lengths: `[B]`, instead of a mask where all padding is on the right.
+            lengths: `[B]`, instead of a mask if all padding is on the right.
         """
         check_input(x, self.d_model, key_padding_mask, cu_seqlens, lengths)
         if cache is not None:
@@ -185,22 +180,15 @@ class HKTAttention(nn.Module):
             padding = Padding.from_mask(key_padding_mask)
             x, lengths = padding.line_up(x), padding.lengths
         elif lengths is not None:
-            position = torch.arange(x.shape[1], device=x.device)
-            x = x.masked_fill((position >= lengths[:, None])[..., None], 0.0)
+            x = _without_padding(x, lengths)
         details = None
         if cache is not None and not cache.is_empty:
-            cache.check_batch(x.shape[0])
-            if cache.together and lengths is None:
-                attended = continue_together(self, x, cache)
-            else:
-                attended = continue_ragged(self, x, cache, lengths)
+            attended = self._decode(x, lengths, cache)
         else:
             attended, details = self._whole(x, lengths, cu_seqlens, cache, return_details)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))
         if lengths is not None:
-            # The bias of the projection has no business at padding.
-            position = torch.arange(x.shape[1], device=x.device)
-            output = output.masked_fill((position >= lengths[:, None])[..., None], 0.0)
+            output = _without_padding(output, lengths)  # which has the bias of the projection
         if padding is not None:
             output = padding.put_back(output)
         if details is None:
@@ -223,120 +211,107 @@ class HKTAttention(nn.Module):
         packed = None
         if cu_seqlens is not None:
             packed = PackedLayout.from_cu_seqlens(cu_seqlens, self.levels)
-        fine_input, coarse_input, sizes = self.hierarchy.fine_and_coarse(x, packed, self.fused)
-        numbers, indices = _blocks(x, self.levels, packed)
-        positions = [number * 2**level for level, number in enumerate(numbers)]
-        fine, coarse = self._project(fine_input, coarse_input, sizes)
-        levels = self.split(fine, [x.shape[1]], positions[:1])
-        if coarse is not None:
-            above = self.split(coarse, sizes, positions[1:])
-            levels = Levels(*(low + high for low, high in zip(levels, above, strict=True)))
+        mask = AttentionMask(self.causal, lengths, packed)
+        whole = self.hierarchy.whole(x, packed, self._companion_impl)
+        fine, coarse = self.projections().whole(*whole)
+        numbers = _block_numbers(x, self.levels, packed)
+        levels = self._split_whole(fine, coarse, whole.sizes, numbers)
         values = levels.values
         if packed is not None and self.merges_values:
-            values = [v[:, :, i] for v, i in zip(values, indices, strict=True)]
-        value = self.merge_values(values)
+            blocks = packed.token_blocks()
+            values = [value[:, :, block] for value, block in zip(values, blocks, strict=True)]
+        value = merge_values(values, self.value_weights)
         weights, bias = self.level_weights, list(self.relative_bias) or None
-        masks: dict[str, Any] = {"causal": self.causal, "lengths": lengths, "packed": packed}
         if self.kernel == "psd" or self.rotary or self.merges_values or bias is not None:
             attended = attend(
                 levels.queries,
                 levels.keys,
                 value,
                 weights,
+                mask,
                 relative_bias=bias,
                 impl=self.impl,
-                **masks,
             )
         else:
-            attended = attend_projected(fine, coarse, sizes, weights, impl=self.impl, **masks)
+            attended = attend_projected(fine, coarse, whole.sizes, weights, mask, impl=self.impl)
         if cache is not None:
-            inputs = [fine_input]
-            inputs += [] if coarse_input is None else coarse_input.split(sizes, dim=1)
-            start_cache(self, cache, x, inputs, levels, value, lengths)
+            count = torch.full((len(x),), x.shape[1], device=x.device)
+            count = count if lengths is None else lengths
+            cache.start(levels, value, self.hierarchy.tails(x, whole.levels, count), lengths)
         if not return_details:
             return attended, None
-        scale = self.head_dim**-0.5
-        scores = level_scores(levels.queries, levels.keys, scale)
+        return attended, self._details(levels, numbers, mask)
+
+    def _decode(self, x: Tensor, lengths: Tensor | None, cache: HKTCache) -> Tensor:
+        """Attention of new tokens over the cache and themselves, `[B, H, Q, D]`."""
+        cache.check_batch(x.shape[0])
+        batch, length = x.shape[:2]
+        if cache.together and lengths is None:
+            new = self.hierarchy.advance(x, cache.tails, cache.columns)
+            position = new.positions[0].expand(batch, -1)
+        else:
+            assert cache.lengths is not None
+            count = torch.full((batch,), length, device=x.device) if lengths is None else lengths
+            new = self.hierarchy.advance_rows(x, cache.tails, cache.lengths, count)
+            real = torch.arange(length, device=x.device) < count[:, None]
+            position = torch.where(real, new.positions[0], -1)
+        projected = self.projections().rows(new.levels)
+        sizes = [level.shape[1] for level in new.levels]
+        levels = self.heads.split(projected, sizes, new.positions)
+        queries, values = cache.entries_of(levels, new.positions[0], lengths)
+        value = merge_values(values, self.value_weights)
+        cache.append(levels.keys, value, new.tails, lengths)
+        return hkt_decode(
+            queries,
+            *cache.filled(),
+            self.level_weights,
+            position=position,
+            scale=self.head_dim**-0.5,
+            relative_bias=list(self.relative_bias) or None,
+            coarse_scores=cache.scores if cache.together else None,
+            impl=self.impl,
+        )
+
+    @property
+    def _companion_impl(self) -> str:
+        """The `impl` of projections and downsampling, which surround the attention.
+
+        Their fast paths are for CPUs, as the native attention is; beside any other attention that
+        is asked for by name they run by torch.
+        """
+        return "auto" if self.impl in ("auto", "native") else "reference"
+
+    def projections(self) -> LevelProjections:
+        """The projections of every level."""
+        return LevelProjections(
+            list(self.q_proj),
+            list(self.k_proj),
+            self.v_proj,
+            self.merges_values,
+            self._companion_impl,
+        )
+
+    def _split_whole(
+        self, fine: Tensor, coarse: Tensor | None, sizes: list[int], numbers: list[Tensor]
+    ) -> Levels:
+        """Queries, keys and values of level 0 and of the levels above it."""
+        positions = [number * 2**level for level, number in enumerate(numbers)]
+        levels = self.heads.split(fine, [fine.shape[1]], positions[:1])
+        if coarse is None:
+            return levels
+        above = self.heads.split(coarse, sizes, positions[1:])
+        return Levels(*(low + high for low, high in zip(levels, above, strict=True)))
+
+    def _details(self, levels: Levels, numbers: list[Tensor], mask: AttentionMask) -> HKTDetails:
+        scale, bias = self.head_dim**-0.5, list(self.relative_bias) or None
+        queries, keys, weights = levels.queries, levels.keys, self.level_weights
+        scores = level_scores(queries, keys, scale)
         if bias is not None:
             scores = [
                 score + relative_term(table, number, number).to(score.dtype)
                 for score, table, number in zip(scores, bias, numbers, strict=True)
             ]
-        matrix = hkt_matrix(
-            levels.queries, levels.keys, weights, scale=scale, relative_bias=bias, **masks
-        )
-        return attended, HKTDetails(weights, scores, matrix)
-
-    def projections(self, level: int, values: bool) -> list[nn.Module]:
-        """What makes queries, keys (of the dot kernel) and values, if asked for, of a level."""
-        number = 0 if self.shared_projections else level
-        found = [self.q_proj[number], *self.k_proj[number : number + 1]]
-        return [*found, self.v_proj] if values else found
-
-    def _project(
-        self, fine: Tensor, coarse: Tensor | None, sizes: list[int]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Level 0, and all levels above it, one after the other."""
-        everything = self.projections(0, values=True)
-        if coarse is None:
-            return project(fine, everything, self.fused), None
-        if self.shared_projections:
-            shared = len(self.projections(1, self.merges_values))
-            return project_together(fine, coarse, everything, shared, self.fused)
-        above = [
-            project(x, self.projections(level, self.merges_values), self.fused)
-            for level, x in enumerate(coarse.split(sizes, dim=1), start=1)
-        ]
-        return project(fine, everything, self.fused), torch.cat(above, dim=1)
-
-    def split(self, projected: Tensor, sizes: list[int], positions: Sequence[Tensor]) -> Levels:
-        """Projections `[B, N, ..]` of some levels, one after the other, as their parts.
-
-        `positions` are those of the blocks' first tokens, `[T_l]` or `[B, T_l]`.
-        """
-        parts = projected.unflatten(-1, (-1, self.num_heads, self.head_dim))
-        parts = parts.transpose(1, 3)  # [B, H, parts, N, D]
-        scored = 2 if self.kernel == "dot" else 1
-        rotated = parts[:, :, :scored]
-        if self.rotary:
-            # Of the psd kernel each part by itself: that keeps a Gram matrix and an
-            # antisymmetric one.
-            widths = (self.head_dim,) if self.kernel == "dot" else self._psd_widths()
-            position = torch.cat(list(positions), dim=-1)
-            pieces = [rotate(piece, position) for piece in rotated.split(widths, dim=-1)]
-            rotated = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
-        if self.kernel == "dot":
-            query, key = rotated.unbind(2)
-        else:
-            # q_i . k_j = a_i . a_j + b_i . c_j - c_i . b_j
-            a, b, c = rotated[:, :, 0].split(self._psd_widths(), dim=-1)
-            query, key = torch.cat((a, b, -c), dim=-1), torch.cat((a, c, b), dim=-1)
-        values = [value.split(sizes, dim=2) for value in parts[:, :, scored:].unbind(2)]
-        return Levels(
-            list(query.split(sizes, dim=2)),
-            list(key.split(sizes, dim=2)),
-            [piece for value in values for piece in value],
-        )
-
-    def _psd_widths(self) -> tuple[int, int, int]:
-        quarter = self.head_dim // 4
-        return 2 * quarter, quarter, quarter
-
-    def merge_values(self, values: list[Tensor]) -> Tensor:
-        """Convex mix of the levels' values, `[B, H, T, D]`.
-
-        A level may come with one entry for every two of the finer one, or one for each of them.
-        """
-        if self.value_logits is None:
-            return values[0]
-        weights = _convex(self.value_logits)[..., None, None]  # [H, L, 1, 1]
-        merged = weights[:, -1] * values[-1]
-        for level in reversed(range(len(values) - 1)):
-            length = values[level].shape[2]
-            if merged.shape[2] < length:
-                merged = _upsample(merged, length)
-            merged = (weights[:, level] * values[level]).add_(merged)
-        return merged.to(values[0].dtype)
+        return HKTDetails(weights, scores, hkt_matrix(queries, keys, weights, mask, scale, bias))
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -346,28 +321,18 @@ class HKTAttention(nn.Module):
         )
 
 
-def _blocks(
-    x: Tensor, levels: int, packed: PackedLayout | None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Per level the blocks' numbers in their sequence `[T_l]`, and each token's block `[T]`."""
-    if packed is None:
-        column = torch.arange(x.shape[1], device=x.device)
-        numbers = [column[: level_length(x.shape[1], level)] for level in range(levels)]
-        return numbers, [column >> level for level in range(levels)]
-    numbers = [packed.level_position(level)[1] for level in range(levels)]
-    indices = [
-        packed.level_starts[level][packed.sequence] + (packed.position >> level)
-        for level in range(levels)
-    ]
-    return numbers, indices
+def _block_numbers(x: Tensor, levels: int, packed: PackedLayout | None) -> list[Tensor]:
+    """Per level the number of each block in its sequence, `[T_l]`."""
+    if packed is not None:
+        return [packed.level_position(level)[1] for level in range(levels)]
+    column = torch.arange(x.shape[1], device=x.device)
+    return [column[: level_length(x.shape[1], level)] for level in range(levels)]
 
 
-def _upsample(x: Tensor, length: int) -> Tensor:
-    """Each of the entries `[B, H, T_l, D]` twice, cut to `length`."""
-    if torch.compiler.is_compiling():
-        # Whether a slice is contiguous would tie the graph to even lengths, or to odd ones.
-        return x.index_select(2, torch.arange(length, device=x.device) >> 1)
-    return x.repeat_interleave(2, dim=2)[:, :, :length]
+def _without_padding(x: Tensor, lengths: Tensor) -> Tensor:
+    """`[B, T, C]` with zeros after each row's own length `[B]`."""
+    position = torch.arange(x.shape[1], device=x.device)
+    return x.masked_fill((position >= lengths[:, None])[..., None], 0.0)
 
 
 def _convex(logits: Tensor) -> Tensor:

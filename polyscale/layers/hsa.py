@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyscale.checks import check_choice, check_integer, check_number
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.layers.positions import rotate
 from polyscale.ops.hsa import hsa_attention
@@ -13,16 +14,48 @@ from polyscale.ops.hsa.decode import hsa_decode
 from polyscale.ops.looks import has_only_a_shape
 from polyscale.trees import SignalTree
 
-MAX_DEPTH = 32  # of trees that learned alphas tell apart; deeper families share the last one
+MAX_DEPTH = 32  # families at this depth and below share one learned alpha
 ATTENTIONS = ("hierarchical", "none")
+
+
+def check_heads(d_model: int, num_heads: int, rotary: bool) -> None:
+    """Raise unless the width divides into heads, which must be even to be rotated."""
+    check_integer("num_heads", num_heads, least=1)
+    check_integer("d_model", d_model, least=1)
+    if d_model % num_heads:
+        raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
+    if rotary and d_model // num_heads % 2:
+        raise ValueError(
+            f"d_model / num_heads must be even with rotary=True, got {d_model // num_heads}"
+        )
+
+
+def check_modalities(modalities: Sequence[str]) -> None:
+    """Raise unless there is at least one, and none twice."""
+    if not modalities:
+        raise ValueError("modalities must name at least one, got none")
+    if len(set(modalities)) != len(modalities):
+        raise ValueError(f"modalities must differ, got {list(modalities)}")
+
+
+def check_input(x: Tensor, d_model: int) -> None:
+    """Raise unless x is a floating tensor `[B, N, d_model]` or `[N, d_model]`."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"x must be a floating tensor, got {got}")
+    if x.dim() not in (2, 3) or x.shape[-1] != d_model:
+        raise ValueError(
+            f"x must have shape [B, N, d_model] or [N, d_model] with d_model = {d_model}, "
+            f"got {tuple(x.shape)}"
+        )
 
 
 class HSAAttention(nn.Module):
     """Multi-head self-attention of the leaves of a tree, `[B, N, d_model]` to the same.
 
-    Queries and keys are normalised per head, after the projection and with no learned scale:
-    all have the same length then, so that the paper's energy, half the squared distance of a
-    query and a key, and their dot product differ by a constant.
+    Queries and keys are normalised per head, after the projection and without a learned scale.
+    All then have the same length, so that the paper's energy (half the squared distance between
+    a query and a key) and their dot product differ by a constant.
 
     Args:
         d_model: width of the input.
@@ -67,29 +100,21 @@ class HSAAttention(nn.Module):
         impl: str = "auto",
     ) -> None:
         super().__init__()
-        if num_heads < 1 or d_model < 1 or d_model % num_heads:
-            raise ValueError(
-                f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}"
-            )
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention must be one of {ATTENTIONS}, got {attention!r}")
-        if tie not in ("blocks", "columns"):
-            raise ValueError(f"tie must be 'blocks' or 'columns', got {tie!r}")
+        check_heads(d_model, num_heads, rotary)
+        check_choice("attention", attention, ATTENTIONS)
+        check_choice("tie", tie, ("blocks", "columns"))
         if causal and tie != "columns":
             raise ValueError(
-                "causal needs tie='columns': with tied queries later tokens reach earlier rows"
+                f"tie must be 'columns' with causal=True, got {tie!r}: with tied queries, later "
+                "tokens would change earlier rows"
             )
-        if not modalities:
-            raise ValueError("modalities must name at least one, got none")
-        if len(set(modalities)) != len(modalities):
-            raise ValueError(f"modalities must differ, got {list(modalities)}")
-        if position_width < 0:
-            raise ValueError(f"position_width must not be negative, got {position_width}")
-        if alpha != "learned" and (isinstance(alpha, str) or not alpha >= 1):
-            raise ValueError(f"alpha must be a number of at least 1 or 'learned', got {alpha!r}")
+        check_modalities(modalities)
+        check_integer("position_width", position_width, least=0)
+        if isinstance(alpha, str):
+            check_choice("alpha", alpha, ("learned",), hint="or pass a number of at least 1")
+        else:
+            check_number("alpha", alpha, least=1, hint="or pass 'learned'")
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, d_model // num_heads
-        if rotary and self.head_dim % 2:
-            raise ValueError(f"rotary needs an even head dimension, got {self.head_dim}")
         self.tie, self.causal, self.include_self = tie, causal, include_self
         self.modalities, self.attention, self.impl = tuple(modalities), attention, impl
         self.normalize, self.query_residual, self.rotary = normalize, query_residual, rotary
@@ -122,50 +147,63 @@ class HSAAttention(nn.Module):
                 the new tokens.
             tree: a SignalTree. Not needed with a filled cache.
             key_padding_mask: bool `[B, N]` (`[N]` if packed), True for rows to leave out.
-            positions: node embeddings `[M, position_width]`, of `DomainPositions`.
-            cache: what earlier calls saw; it is extended by this one.
+            positions: node embeddings `[M, position_width]`, as `DomainPositions` makes them.
+            cache: state of earlier calls, which this call extends.
             closes: with a cache: `[B, N]`, how many levels of the hierarchy close right before
                 each token, counted from the leaves' families up.
             lengths: with a cache: `[B]`, how many tokens of each row are real; they come first.
         """
-        self._check(x, tree, cache, closes)
+        check_input(x, self.d_model)
+        if cache is not None:
+            self._check_cache(x, cache, closes)
         if cache is not None and not cache.is_empty:
             assert closes is not None
             return self._continue(x, cache, closes, lengths)
-        assert tree is not None
+        tree = self._check_tree(x, tree, cache)
         # Rows with a tree each are one packed row.
         rows = x.flatten(0, 1) if x.dim() == 3 and tree.num_rows != x.shape[1] else x
         query, key, value = self._project(rows, tree)
-        # Without numbers a tree cannot be looked into, and shapes do not depend on it.
-        shape_only = has_only_a_shape(x)
-        if self.rotary and not shape_only:
+        if self.rotary and not has_only_a_shape(x):
             position = self._leaf_rank(tree, key_padding_mask)
             query, key = rotate(query, position), rotate(key, position)
         attended = query
         if self.attention != "none":
-            packed = rows.dim() == 2
-            attended = hsa_attention(
-                query.squeeze(0) if packed else query,
-                key.squeeze(0) if packed else key,
-                value.squeeze(0) if packed else value,
-                tree,
-                tie=self.tie,
-                causal=self.causal,
-                include_self=self.include_self,
-                key_padding_mask=key_padding_mask,
-                position_scores=None if shape_only else self._position_scores(tree, positions),
-                alpha=self._alpha(tree),
-                impl=self.impl,
-            )
-            attended = attended[None] if packed else attended  # [B, H, N, D]
-            if self.query_residual:
-                attended = attended + query
+            attended = self._attend((query, key, value), rows, tree, key_padding_mask, positions)
         if cache is not None:
             assert closes is not None
             if lengths is None:
                 lengths = torch.full((len(x),), x.shape[1], device=x.device)
             cache.start(self._by_row(key, x), self._by_row(value, x), closes, lengths)
         return self.out_proj(attended.transpose(1, 2).flatten(2)).view(x.shape)
+
+    def _attend(
+        self,
+        projected: tuple[Tensor, Tensor, Tensor],
+        rows: Tensor,
+        tree: SignalTree,
+        key_padding_mask: Tensor | None,
+        positions: Tensor | None,
+    ) -> Tensor:
+        """The attended values, `[B, H, N, D]`, of queries, keys and values (`B = 1` if packed)."""
+        packed = rows.dim() == 2
+        query, key, value = (part.squeeze(0) if packed else part for part in projected)
+        # Without values a tree cannot be read, and shapes do not depend on it.
+        shape_only = has_only_a_shape(rows)
+        attended = hsa_attention(
+            query,
+            key,
+            value,
+            tree,
+            tie=self.tie,
+            causal=self.causal,
+            include_self=self.include_self,
+            key_padding_mask=key_padding_mask,
+            position_scores=None if shape_only else self._position_scores(tree, positions),
+            alpha=self._alpha(tree),
+            impl=self.impl,
+        )
+        attended = attended[None] if packed else attended
+        return attended + projected[0] if self.query_residual else attended
 
     def _project(self, x: Tensor, tree: SignalTree | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `[B, H, N, D]` each (`B = 1` if packed)."""
@@ -195,7 +233,7 @@ class HSAAttention(nn.Module):
         unknown = [name for name in tree.modality_names if name not in self.modalities]
         if unknown:
             raise ValueError(
-                f"modalities must hold the tree's: {unknown} not in {list(self.modalities)}"
+                f"modalities must contain the tree's: {unknown} not in {list(self.modalities)}"
             )
         table = [self.modalities.index(name) for name in tree.modality_names]
         number = torch.tensor([*table, -1], device=tree.device)[tree.modality]  # [M]
@@ -204,9 +242,9 @@ class HSAAttention(nn.Module):
     def _leaf_rank(self, tree: SignalTree, ignored: Tensor | None) -> Tensor:
         """Each row's position from the left in its own tree, `[N]`, or `[B, N]` with a mask."""
         rows = tree.leaf_row[tree.leaf_order]  # left to right
-        taking = torch.ones(tree.num_rows, dtype=torch.bool, device=tree.device)
-        taking = (taking if ignored is None else ~ignored)[..., rows].long()
-        before = taking.cumsum(-1) - taking  # [..., leaves]
+        counted = torch.ones(tree.num_rows, dtype=torch.bool, device=tree.device)
+        counted = (counted if ignored is None else ~ignored)[..., rows].long()
+        before = counted.cumsum(-1) - counted  # [..., leaves]
         starts = tree.leaf_begin[: tree.num_trees].contiguous()
         leaf = torch.arange(len(rows), device=tree.device)
         first = starts[torch.searchsorted(starts, leaf, right=True) - 1]  # of the leaf's tree
@@ -218,7 +256,7 @@ class HSAAttention(nn.Module):
         """`[H, M, D]`, by the projection of each parent's domain."""
         if not self.position_proj:
             if positions is not None:
-                raise ValueError("positions need a layer made with position_width > 0")
+                raise ValueError("positions must be None for a layer with position_width=0")
             return None
         if positions is None or positions.shape[0] != tree.num_nodes:
             got = None if positions is None else list(positions.shape)
@@ -242,7 +280,7 @@ class HSAAttention(nn.Module):
     def _continue(
         self, x: Tensor, cache: HSACache, closes: Tensor, lengths: Tensor | None
     ) -> Tensor:
-        """New tokens one after the other, each over the open families and itself."""
+        """Attention of new tokens, one by one, over the open families and themselves."""
         cache.check_batch(len(x))
         query, key, value = self._project(x, None)
         assert cache.lengths is not None
@@ -273,45 +311,39 @@ class HSAAttention(nn.Module):
             attended = attended + query
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
-    def _check(
-        self,
-        x: Tensor,
-        tree: SignalTree | None,
-        cache: HSACache | None,
-        closes: Tensor | None,
-    ) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(
-                f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}"
-            )
-        if x.dim() not in (2, 3) or x.shape[-1] != self.d_model:
-            raise ValueError(
-                f"x must have shape [B, N, d_model] or [N, d_model] with d_model = {self.d_model}, "
-                f"got {tuple(x.shape)}"
-            )
+    def _check_tree(self, x: Tensor, tree: SignalTree | None, cache: HSACache | None) -> SignalTree:
+        """The tree, which must be given and have as many rows as x."""
+        if tree is None:
+            where = "" if cache is None else " for the first tokens of a cache"
+            raise ValueError(f"tree must be given{where}, got None")
         if cache is None:
-            if tree is None:
-                raise ValueError("tree must be given, got None")
             allowed = {x.shape[-2], x.shape[0] * x.shape[-2]} if x.dim() == 3 else {len(x)}
             if tree.num_rows not in allowed:
                 raise ValueError(
                     f"tree must have {' or '.join(str(n) for n in sorted(allowed))} rows for x of "
                     f"shape {tuple(x.shape)}, got {tree.num_rows}"
                 )
-            return
+        return tree
+
+    def _check_cache(self, x: Tensor, cache: HSACache, closes: Tensor | None) -> None:
+        """Raise where a cache would be wrong."""
         if not self.causal:
-            raise ValueError("cache needs causal=True: later tokens change earlier ones else")
+            raise ValueError(
+                "cache must be None unless causal=True: "
+                "otherwise later tokens would change earlier ones"
+            )
         if self.fixed_alpha != 1.0:
-            raise ValueError("cache needs alpha=1: sparse families cannot be decoded step by step")
+            raise ValueError(
+                "cache must be None unless alpha=1: sparse families cannot be decoded step by step"
+            )
         if self.position_proj or len(self.qkv_proj) > 1:
-            raise ValueError("cache goes with one modality and without node positions")
+            raise ValueError("cache must be None with node positions or several modalities")
         if x.dim() != 3 or closes is None or closes.shape != x.shape[:2]:
             got = None if closes is None else list(closes.shape)
             raise ValueError(
-                f"cache needs x [B, N, d_model] and closes [B, N] = {list(x.shape[:2])}, got {got}"
+                f"closes must be [B, N] = {list(x.shape[:2])} with a cache, for x [B, N, d_model], "
+                f"got {got}"
             )
-        if tree is None and cache.is_empty:
-            raise ValueError("tree must be given for the first tokens of a cache, got None")
 
     def extra_repr(self) -> str:
         """Shown by print."""

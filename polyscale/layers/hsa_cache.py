@@ -1,9 +1,9 @@
-"""What one causal HSA layer remembers while it writes: the newest token's ancestors and their
-children, nothing else. With families of at most b that is O(b log_b N) for N tokens.
+"""What one causal HSA layer remembers while it decodes: the newest token's ancestors and their
+children. With families of at most b members that is O(b log_b N) entries for N tokens.
 
 Level 0 holds the tokens of the open family; level k the closed nodes of height k in the family
 that is open above them, each as its mean key, mean value and number of tokens. When a family
-closes, its members become one node of the level above. Rows open and close at their own times.
+closes, its members become one node of the level above. Rows open and close families independently.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polyscale.layers.cache import RowCache
+from polyscale.layers.row_cache import RowCache
 from polyscale.ops.hsa.decode import OpenFamily
 
 
@@ -33,7 +33,7 @@ class HSACache(RowCache):
 
     @property
     def size(self) -> int:
-        """Entries kept per row, all levels together."""
+        """Entries per row, of all levels together."""
         return sum(int(family.filled.max()) for family in self.families)
 
     def start(self, key: Tensor, value: Tensor, closes: Tensor, lengths: Tensor) -> None:
@@ -62,7 +62,7 @@ class HSACache(RowCache):
             stop = newest + (1 if height == 0 else 0)
             filled = torch.where(inside.any(1), (stop - first)[:, 0], 0)
             room = int(filled.max()) if batch else 0
-            # Members are summed at their place in the family; what lies elsewhere goes beyond it.
+            # Members are summed at their place in the family, other tokens at the place after it.
             place = torch.where(inside, number - first, room)  # [B, T]
             self.families.append(OpenFamily.from_places(key, value, place, room, filled))
         self.lengths, self.columns, self.device = lengths, length, key.device

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from polyscale.checks import check_integer
 from polyscale.trees import SignalTree
 
 
@@ -12,9 +13,9 @@ class DomainPositions(nn.Module):
     """One embedding per node, `[M, width]`; siblings are compared by their dot product.
 
     `sequence` and `grid2d` children get random Fourier features of their coordinates, whose dot
-    product depends only on the distance; members of a `set` get zeros; members of a `keyed`
-    family their name's learned embedding; those of a `graph` what the caller passes, usually
-    Laplacian eigenvectors.
+    product depends only on the distance; members of a `set` get zeros; members of a `keyed` family
+    get the learned embedding of their name; members of a `graph` get what the caller passes,
+    usually Laplacian eigenvectors.
 
     Args:
         width: of the embeddings, even.
@@ -29,8 +30,9 @@ class DomainPositions(nn.Module):
 
     def __init__(self, width: int, key_names: Sequence[str] = (), seed: int = 0) -> None:
         super().__init__()
-        if width < 2 or width % 2:
-            raise ValueError(f"width must be even and at least 2, got {width}")
+        width = check_integer("width", width, least=2)
+        if width % 2:
+            raise ValueError(f"width must be even, got {width}")
         self.width, self.key_names, self.seed = width, tuple(key_names), seed
         self.keys = nn.Embedding(max(1, len(self.key_names)), width)
         self.frequencies: Tensor  # [2, width / 2]
@@ -71,7 +73,7 @@ class DomainPositions(nn.Module):
         return embedded
 
     def _key_index(self, tree: SignalTree) -> Tensor:
-        """The tree's key numbers as ours."""
+        """The tree's key numbers as indices into `key_names`."""
         unknown = [name for name in tree.key_names if name not in self.key_names]
         if unknown:
             raise ValueError(
@@ -84,7 +86,7 @@ class DomainPositions(nn.Module):
 def laplacian_positions(adjacency: Tensor, width: int) -> Tensor:
     """Eigenvectors of the normalised Laplacian with the smallest eigenvalues, `[n, width]`.
 
-    They place the members of one graph family; zeros fill up where the graph is too small.
+    They are positions for the members of one graph family; zeros follow where the graph is small.
 
     >>> laplacian_positions(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 4).shape
     torch.Size([2, 4])

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from polyscale.checks import check_choice
+
 
 def pool(
     x: Tensor,
@@ -12,13 +14,12 @@ def pool(
 ) -> Tensor:
     """The mean, first or last real token of each sequence: `[B, C]`, or `[S, C]` if packed.
 
-    A row of nothing but padding gives zeros.
+    A row that is all padding gives zeros.
 
     >>> pool(torch.ones(2, 5, 8), "mean").shape
     torch.Size([2, 8])
     """
-    if how not in ("mean", "first", "last"):
-        raise ValueError(f"pooling must be 'mean', 'first' or 'last', got {how!r}")
+    check_choice("pooling", how, ("mean", "first", "last"))
     if cu_seqlens is not None:
         starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
         if how != "mean":
@@ -29,11 +30,11 @@ def pool(
     if key_padding_mask is None:
         return {"mean": x.mean(1), "first": x[:, 0], "last": x[:, -1]}[how]
     real = ~key_padding_mask
-    kept = x.masked_fill(key_padding_mask[..., None], 0.0)
+    unpadded = x.masked_fill(key_padding_mask[..., None], 0.0)
     if how == "mean":
-        return kept.sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+        return unpadded.sum(1) / real.sum(1, keepdim=True).clamp(min=1)
     # The first (last) real column is where the count of real tokens reaches 1 (all).
     count = real.cumsum(1)
     target = torch.ones_like(count[:, -1:]) if how == "first" else count[:, -1:]
     column = ((count == target) & real).to(torch.uint8).argmax(1)
-    return kept[torch.arange(len(x), device=x.device), column]
+    return unpadded[torch.arange(len(x), device=x.device), column]

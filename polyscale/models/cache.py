@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from polyscale.layers.cache import RowCache
 from polyscale.layers.hkt_cache import HKTCache
 from polyscale.layers.hsa_cache import HSACache
+from polyscale.layers.row_cache import RowCache
 
 State = TypeVar("State", bound=RowCache)
 

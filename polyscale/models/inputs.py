@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyscale.layers.cache import RowCache
+from polyscale.layers.row_cache import RowCache
 from polyscale.ops.hkt.api import check_cu_seqlens
-from polyscale.ops.hkt.layout import PackedLayout, Padding
+from polyscale.ops.layout import PackedLayout, Padding
 from polyscale.ops.looks import can_look
 
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from polyscale.layers.cache import RowCache
+from polyscale.layers.row_cache import RowCache
 from polyscale.models.base import PolyscaleModel
 from polyscale.models.cache import layer_states
 from polyscale.models.inputs import ModelInputs

@@ -1,9 +1,16 @@
 """What can compute our operations on this machine."""
 
+import pkgutil
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple
 
-from polyscale.ops.hkt.native.build import availability
-from polyscale.ops.hkt.triton import triton_unavailable
+import polyscale.ops
+from polyscale.ops.backends import Backend, Operation
+from polyscale.ops.hsa import hsa_attention
+from polyscale.ops.hsa.decode import hsa_decode
 
 
 class Implementation(NamedTuple):
@@ -21,13 +28,45 @@ def implementations() -> list[Implementation]:
     >>> [found.name for found in implementations() if found.operation == "hkt_attention"]
     ['reference', 'sdpa', 'native', 'triton']
     """
-    no_triton = triton_unavailable()
-    triton = no_triton or "GPU kernel, memory linear in T"
-    return [
-        Implementation("hkt_attention", "reference", True, "dense, any dtype, memory T^2"),
-        Implementation("hkt_attention", "sdpa", True, "exact, memory linear in T"),
-        Implementation("hkt_attention", "native", *availability()),
-        Implementation("hkt_attention", "triton", no_triton is None, triton),
-        Implementation("hsa_attention", "reference", True, "dense recursion, slow"),
-        Implementation("hsa_attention", "torch", True, "all families of a depth at once"),
-    ]
+    found = []
+    for operation in operations():
+        for backend in operation.backends:
+            reason = backend.why_unavailable()
+            available = reason is None
+            described = backend.description if reason is None else reason
+            found.append(Implementation(operation.name, backend.name, available, described))
+    return found
+
+
+def operations() -> Iterator[Operation]:
+    """Every operation: what the `api` modules of the packages in `polyscale.ops` list.
+
+    A package registers its operations by one line in its `api.py`: `OPERATIONS = (ATTENTION,)`.
+    """
+    for package in pkgutil.iter_modules(polyscale.ops.__path__, "polyscale.ops."):
+        if package.ispkg and find_spec(f"{package.name}.api"):
+            api = import_module(f"{package.name}.api")
+            yield from getattr(api, "OPERATIONS", _HSA if api.__package__ == _HSA_PACKAGE else ())
+
+
+# HSA's api chooses between these two by itself; an OPERATIONS of its own takes their place.
+_HSA_PACKAGE = "polyscale.ops.hsa"
+_HSA = (
+    Operation(
+        "hsa_attention",
+        (
+            Backend("reference", partial(hsa_attention, impl="reference"), "dense recursion, slow"),
+            Backend(
+                "torch",
+                partial(hsa_attention, impl="torch"),
+                "all families of a depth at once",
+            ),
+        ),
+        preferred=("torch",),
+    ),
+    Operation(
+        "hsa_decode",
+        (Backend("torch", hsa_decode, "one new token over the open families"),),
+        preferred=("torch",),
+    ),
+)

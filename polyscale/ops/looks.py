@@ -1,4 +1,4 @@
-"""Whether the numbers in a tensor can be looked at."""
+"""Whether the values of a tensor can be read."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -24,12 +24,12 @@ def has_numbers(*tensors: Tensor) -> bool:
 
 
 def can_look(x: Tensor) -> bool:
-    """Whether a look costs nothing: an accelerator would have to wait."""
+    """Whether reading is free; an accelerator would have to synchronise."""
     return x.device.type == "cpu" and has_numbers(x)
 
 
 def has_only_a_shape(x: Tensor) -> bool:
-    """Whether this is a fake or meta tensor that nobody traces: what is made of it is not run.
+    """Whether this is a fake or meta tensor outside of a trace: results have a shape and no values.
 
     >>> has_only_a_shape(torch.zeros(2)), has_only_a_shape(torch.zeros(2, device="meta"))
     (False, True)

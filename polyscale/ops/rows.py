@@ -1,4 +1,4 @@
-"""Reading and appending rows of tensors whose entries of a batch differ in what they hold."""
+"""Reading and appending rows where the entries of a batch differ in length."""
 
 import torch
 import torch.nn.functional as F
@@ -20,28 +20,28 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(-2, index.expand(*x.shape[:-2], index.shape[-2], x.shape[-1]))
 
 
-def append_rows(kept: Tensor, new: Tensor, start: Tensor, room: int) -> Tensor:
-    """Write `new` `[B, H, N, D]` into `kept` at `start` `[B]`, in a larger buffer where needed."""
-    kept = _with_room(kept, room)
+def append_rows(buffer: Tensor, new: Tensor, start: Tensor, room: int) -> Tensor:
+    """Write `new` `[B, H, N, D]` at `start` `[B]`, into a buffer enlarged to `room` if needed."""
+    buffer = _with_room(buffer, room)
     index = start[:, None] + torch.arange(new.shape[2], device=new.device)  # [B, N]
     index = index[:, None, :, None].expand_as(new)
     if torch.is_grad_enabled():
-        return kept.scatter(2, index, new)
-    return kept.scatter_(2, index, new)
+        return buffer.scatter(2, index, new)
+    return buffer.scatter_(2, index, new)
 
 
-def append_columns(kept: Tensor, new: Tensor, start: int) -> Tensor:
-    """`append_rows` where all entries of the batch start at one place: a plain copy."""
+def append_columns(buffer: Tensor, new: Tensor, start: int) -> Tensor:
+    """`append_rows` where all entries of the batch have the same start: a plain copy."""
     end = start + new.shape[2]
-    kept = _with_room(kept, end)
+    buffer = _with_room(buffer, end)
     if torch.is_grad_enabled():
-        return torch.cat((kept[:, :, :start], new, kept[:, :, end:]), dim=2)
-    kept[:, :, start:end] = new
-    return kept
+        return torch.cat((buffer[:, :, :start], new, buffer[:, :, end:]), dim=2)
+    buffer[:, :, start:end] = new
+    return buffer
 
 
-def _with_room(kept: Tensor, room: int) -> Tensor:
-    if room <= kept.shape[2]:
-        return kept
+def _with_room(buffer: Tensor, room: int) -> Tensor:
+    if room <= buffer.shape[2]:
+        return buffer
     # Half as much again, so that growing costs a constant per token.
-    return F.pad(kept, (0, 0, 0, room + room // 2 - kept.shape[2]))
+    return F.pad(buffer, (0, 0, 0, room + room // 2 - buffer.shape[2]))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyscale.layers.filters import CausalFilter
 from polyscale.layers.hkt import HKTAttention
 from polyscale.layers.positions import rotate
-from polyscale.ops.hkt.reference import relative_term
+from polyscale.ops.hkt.api import relative_term
 
 LEVELS = 6  # the error analysis goes from one level to this many
 

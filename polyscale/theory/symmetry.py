@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from polyscale.layers.hierarchy import Hierarchy
-from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.layout import level_length
 
 
 def split(scores: Tensor) -> tuple[Tensor, Tensor]:

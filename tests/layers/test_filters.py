@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from polyscale.layers.filters import CausalFilter
 from polyscale.layers.hierarchy import Hierarchy
 from polyscale.layers.positions import rotate
-from polyscale.ops.hkt.layout import PackedLayout, level_length
+from polyscale.ops.layout import PackedLayout, level_length
 
 
 def random_filter(**options):

@@ -9,7 +9,7 @@ from torch import nn
 
 import polyscale as ps
 from polyscale.layers.hkt_cache import HKTCache
-from polyscale.ops.hkt.native.build import why_not_built
+from polyscale.ops.hkt.native.library import LIBRARY
 
 # One entry for every option of the layer, and some of them together.
 OPTIONS = {
@@ -205,7 +205,7 @@ def test_single_tokens_and_several_take_turns(levels, dtype):
     assert largest(found - expected[:, :start]) < tolerance * largest(expected)
 
 
-@pytest.mark.skipif(why_not_built() is not None, reason="no native kernel")
+@pytest.mark.skipif(LIBRARY.why_not_built() is not None, reason="no native kernel")
 def test_coarse_keys_are_read_when_their_level_gains_one():
     layer = make_layer(torch.float32, levels=3)
     x = torch.randn(1, 24, 16)
@@ -427,15 +427,18 @@ def test_standard_attention_by_the_layer_is_scaled_dot_product_attention():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"levels": 0}, "levels must be at least 1"),
+        ({"levels": 0}, "levels must be an integer of at least 1, got 0; use levels=1"),
         ({"num_heads": 3}, "d_model must be a multiple"),
         ({"downsampling": "max"}, "downsampling must be one of"),
         ({"downsampling_width": 0}, "width"),
         ({"values": "coarse"}, "values must be one of"),
         ({"kernel": "rbf"}, "kernel must be one of"),
-        ({"level_weights": "uniform"}, "level_weights must be 'learned'"),
+        (
+            {"level_weights": "uniform"},
+            "level_weights.*'learned'.*or pass 3 numbers",
+        ),
         ({"level_weights": (0.5, 0.5)}, "level_weights must be 3 numbers"),
-        ({"level_weights": (0.5, 0.6, -0.1)}, "not negative"),
+        ({"level_weights": (0.5, 0.6, -0.1)}, "finite numbers of at least 0"),
         ({"level_weights": (0.5, 0.5, float("nan"))}, "finite"),
         ({"level_weights": (0.5, 0.5, 0.5)}, "sum to 1"),
         ({"relative_positions": -1}, "relative_positions"),
@@ -469,13 +472,13 @@ def test_bad_options_are_refused_by_name(options, message):
             torch.zeros(1, 4, 16),
             {"lengths": torch.tensor([1]), "cu_seqlens": torch.tensor([0, 4])},
             ValueError,
-            "pass one of",
+            "pass only one of",
         ),
         (
             torch.zeros(1, 4, 16),
             {"cache": HKTCache(), "return_details": True},
             ValueError,
-            "cache goes with",
+            "cache must be None with cu_seqlens or return_details",
         ),
     ],
 )

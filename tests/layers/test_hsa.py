@@ -353,14 +353,14 @@ def test_a_single_leaf_that_may_not_see_itself_keeps_its_query():
         ({"d_model": 10, "num_heads": 3}, "d_model must be a multiple of num_heads, got 10 and 3"),
         ({"num_heads": 0}, "num_heads"),
         ({"attention": "soft"}, "attention must be one of .* got 'soft'"),
-        ({"tie": "rows"}, "tie must be 'blocks' or 'columns', got 'rows'"),
-        ({"causal": True}, "causal needs tie='columns'"),
+        ({"tie": "rows"}, "tie must be one of 'blocks', 'columns', got 'rows'"),
+        ({"causal": True}, "tie must be 'columns' with causal=True, got 'blocks'"),
         ({"modalities": ()}, "modalities must name at least one"),
-        ({"alpha": "free"}, "alpha must be a number of at least 1 or 'learned', got 'free'"),
-        ({"alpha": 0.5}, "alpha must be a number of at least 1 or 'learned', got 0.5"),
+        ({"alpha": "free"}, "alpha must be one of 'learned', got 'free'; or pass a number"),
+        ({"alpha": 0.5}, "alpha must be a finite number of at least 1, got 0.5; or pass 'learned'"),
         ({"modalities": ("text", "text")}, "modalities must differ"),
-        ({"position_width": -2}, "position_width must not be negative, got -2"),
-        ({"d_model": 6, "num_heads": 2, "rotary": True}, "rotary needs an even head dimension"),
+        ({"position_width": -2}, "position_width must be an integer of at least 0, got -2"),
+        ({"d_model": 6, "num_heads": 2, "rotary": True}, "must be even with rotary=True, got 3"),
     ],
 )
 @pytest.mark.parametrize("cls", [HSAAttention, HTELayer])
@@ -386,7 +386,7 @@ def test_bad_arguments_are_refused_by_name():
         layer(x, tree, torch.zeros(10, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"key_padding_mask: got shape \[9\]"):
         layer(x, tree, torch.zeros(9, dtype=torch.bool))
-    with pytest.raises(ValueError, match="positions need a layer made with position_width > 0"):
+    with pytest.raises(ValueError, match=r"positions must be None .* position_width=0"):
         layer(x, tree, positions=embed(tree))
     with pytest.raises(ValueError, match=r"alpha.* got 0.5"):
         layer_of(alpha=0.5)(x, tree)

@@ -51,13 +51,13 @@ def test_rows_outside_a_tree_have_no_part_in_the_mean_of_means():
 def test_pooling_refuses_what_does_not_fit_by_name():
     tree = SignalTree.from_windows(4)
     for pool in (pool_into_parents, global_mean, tree_mean):
-        with pytest.raises(ValueError, match=r"x: got shape \[3, 5\], .* N = 4 rows"):
+        with pytest.raises(ValueError, match=r"x must have shape .* N = 4 rows, got \[3, 5\]"):
             pool(torch.randn(3, 5), tree)
-        with pytest.raises(ValueError, match=r"x: got shape \[1, 4, 5\]"):
+        with pytest.raises(ValueError, match=r"x must have shape .* got \[1, 4, 5\]"):
             pool(torch.randn(1, 4, 5), tree)
-        with pytest.raises(TypeError, match="x: got torch"):
+        with pytest.raises(TypeError, match=r"x must be a floating tensor .* got torch"):
             pool(torch.ones(4, 5, dtype=torch.int64), tree)
-        with pytest.raises(TypeError, match="tree: got list"):
+        with pytest.raises(TypeError, match="tree must be a SignalTree, got list"):
             pool(torch.randn(4, 5), [[0, 1], [2, 3]])
 
 

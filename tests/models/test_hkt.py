@@ -436,7 +436,7 @@ def test_one_level_is_the_twin_with_the_same_code_around_it():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"levels": 0}, "levels must be at least 1"),
+        ({"levels": 0}, "levels must be an integer of at least 1"),
         ({"hidden_size": 15}, "hidden_size must be a multiple"),
         ({"positions": "sinus"}, "positions must be one of"),
         ({"pooling": "max"}, "pooling must be one of"),
@@ -517,5 +517,5 @@ def test_a_model_starts_locally_where_its_configuration_says_so(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = ps.HKTModel.from_pretrained(tmp_path)
     assert (loaded.blocks[0].attention.q_proj[0].bias == 0).all()  # what was trained stays
-    with pytest.raises(Exception, match="local_start needs rotary"):
+    with pytest.raises(Exception, match="local_start must be 0 without rotary"):
         ps.HKTConfig(local_start=1.0)

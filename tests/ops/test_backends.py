@@ -36,3 +36,29 @@ def test_unknown_names_are_refused_with_those_there_are():
         ValueError, match="impl must be one of 'auto', 'plain', 'small', 'away', got 'fast'"
     ):
         operation().choose("fast", 3)
+
+
+def test_nothing_is_prepared_for_arguments_that_are_not_supported():
+    prepared = []
+    built = Backend(
+        "built",
+        abs,
+        "built on first use",
+        why_unsupported=lambda x: "negative" if x < 0 else None,
+        why_unprepared=lambda: prepared.append(1),
+    )
+    size = Operation("size", (Backend("plain", abs, "always"), built), ("built", "plain"))
+    assert size.choose("auto", -1).name == "plain"
+    with pytest.raises(ValueError, match="negative"):
+        size.choose("built", -1)
+    assert not prepared
+    assert size.run("auto", 3) == 3
+    assert prepared
+
+
+def test_a_backend_that_cannot_be_prepared_says_why():
+    broken = Backend("broken", abs, "built", why_unprepared=lambda: "no compiler")
+    size = Operation("size", (Backend("plain", abs, "always"), broken), ("broken", "plain"))
+    assert size.choose("auto", 3).name == "plain"
+    with pytest.raises(ValueError, match="impl='broken' cannot run size: no compiler"):
+        size.choose("broken", 3)

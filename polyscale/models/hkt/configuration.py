@@ -4,7 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from polyscale.layers.hkt_options import check_local_start, check_options, fixed_weights
 from polyscale.models.options import CheckedConfig
-from polyscale.ops.hkt.api import implementation
+from polyscale.ops.hkt.api import ATTENTION
 
 POSITIONS = ("learned", "rotary", "none")
 POOLINGS = ("mean", "first", "last")
@@ -99,7 +99,7 @@ class HKTConfig(CheckedConfig):
 
     def validate_options(self) -> None:
         """Raise a ValueError that names the bad option."""
-        implementation(self.attention_impl)
+        ATTENTION.check_name(self.attention_impl)
         if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} "

@@ -1,19 +1,20 @@
-"""HKT attention of a few new tokens against cached keys, one cache per level.
+"""HKT attention of a few new tokens against cached keys, one cache per level."""
 
-Coarse keys are never repeated: scores are taken at each level's resolution and repeated as
-numbers.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyscale.ops.hkt.native import decode as native
-from polyscale.ops.hkt.reference import accumulation_dtype, masked_softmax, relative_term
-from polyscale.ops.hkt.sdpa import _upsample
+from polyscale.ops.backends import Backend, Operation
+from polyscale.ops.hkt.coarse_scores import CoarseScores
+from polyscale.ops.hkt.native.decode import MAX_QUERIES, decode_native, why_unsupported
+from polyscale.ops.hkt.native.library import LIBRARY
+from polyscale.ops.hkt.reference import relative_term
+from polyscale.ops.hkt.sdpa import upsample_blocks
 from polyscale.ops.looks import without_autocast
+from polyscale.ops.native.backend import native_backend
+from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 
 
 def hkt_decode(
@@ -25,53 +26,38 @@ def hkt_decode(
     position: Tensor,
     scale: float,
     relative_bias: Sequence[Tensor] | None = None,
-    kept: native.CoarseScores | None = None,
-    changed: int = 0,
+    coarse_scores: CoarseScores | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Causal attention of new tokens over everything up to them, `[B, H, Q, Dv]`.
 
     Args:
-        queries: per level the query each new token uses, `[B, H, Q, D]`.
-        keys: per level the cached keys, the new ones included, `[B, H, T_l, D]`, counted from
-            each row's own first token. Rows may differ in how much of it they fill.
+        queries: per level the query that each new token uses, `[B, H, Q, D]`.
+        keys: per level the cached keys including the new ones, `[B, H, T_l, D]`, counted from
+            each row's own first token. Rows may fill different numbers of them.
         value: cached values, `[B, H, T, Dv]`.
         level_weights: `[L]` or `[H, L]`.
-        position: `[B, Q]` each new token's position in its own row; -1 for padding (gives zeros).
+        position: `[B, Q]`, each new token's position in its own row; -1 for padding (gives zeros).
         scale: factor of the dot products.
         relative_bias: per level `[H, 2 R - 1]`.
-        kept: coarse scores of the last token, where all rows hold equally many; brought up to date.
-        changed: how many levels, from the finest on, have gained an entry since the last token.
+        coarse_scores: scores of the last token where all rows hold equally many; they are updated.
         impl: as in `hkt_attention`; Triton has no kernel for this. `"auto"` is the native kernel
-            for a few tokens on a CPU without gradients, where there is one, and the reference
-            elsewhere.
+            for a few tokens on a CPU without gradients, and the reference otherwise.
     """
-    check_decodes(impl)
-    reason = None
-    if impl in ("auto", "native"):
-        reason = native.why_not(queries, keys, value, level_weights, relative_bias)
-    if impl == "native" and reason is not None:
-        raise ValueError(f'impl="native" cannot decode: {reason}; impl="auto" takes what can run')
-    few = queries[0].shape[2] <= native.MAX_QUERIES
-    if impl == "native" or (impl == "auto" and few and reason is None):
-        weights = level_weights.to(torch.float32).expand(value.shape[1], -1)  # [H, L]
-        return native.decode(queries, keys, value, weights, position, scale, kept, changed)
-    if kept is not None:
-        kept.known = False
-    decode = _decode_by_sdpa if impl == "sdpa" else _decode_by_scores
-    return decode(queries, keys, value, level_weights, position, scale, relative_bias)
+    arguments = (
+        queries,
+        keys,
+        value,
+        level_weights,
+        position,
+        scale,
+        relative_bias,
+        coarse_scores,
+    )
+    return DECODE.run(impl, *arguments)
 
 
-def check_decodes(impl: str) -> None:
-    """Raise for an implementation that cannot decode anything."""
-    if impl == "triton":
-        raise ValueError(
-            "impl must be 'auto', 'native', 'sdpa' or 'reference' with a cache, got 'triton': it "
-            "has no kernel for new tokens"
-        )
-
-
-def _decode_by_scores(
+def decode_reference(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
     value: Tensor,
@@ -79,7 +65,10 @@ def _decode_by_scores(
     position: Tensor,
     scale: float,
     relative_bias: Sequence[Tensor] | None,
+    coarse_scores: CoarseScores | None,
 ) -> Tensor:
+    """The definition. Coarse keys are not repeated, only their scores."""
+    _forget(coarse_scores)
     length, device = value.shape[2], value.device
     dtype = accumulation_dtype(value.dtype)
     weights = level_weights.to(dtype).expand(value.shape[1], -1)  # [H, L]
@@ -98,7 +87,7 @@ def _decode_by_scores(
         return (attention @ value.to(dtype)).to(value.dtype)
 
 
-def _decode_by_sdpa(
+def decode_sdpa(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
     value: Tensor,
@@ -106,18 +95,20 @@ def _decode_by_sdpa(
     position: Tensor,
     scale: float,
     relative_bias: Sequence[Tensor] | None,
+    coarse_scores: CoarseScores | None,
 ) -> Tensor:
-    """One call of `scaled_dot_product_attention`; here coarse keys are repeated."""
+    """One call of `scaled_dot_product_attention`; coarse keys are repeated."""
+    _forget(coarse_scores)
     length, value_width = value.shape[-2:]
     weights = level_weights.expand(value.shape[1], -1)[..., None, None]  # [H, L, 1, 1]
     query = torch.cat(
         [(weights[:, level] * q).to(q.dtype) for level, q in enumerate(queries)], dim=-1
     )
-    key = torch.cat([_upsample(k, level, length) for level, k in enumerate(keys)], dim=-1)
+    key = torch.cat([upsample_blocks(k, level, length) for level, k in enumerate(keys)], dim=-1)
     width = max(query.shape[-1], value_width)
     query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
     column = torch.arange(length, device=value.device)
-    # Padding keeps one key, so that nothing turns NaN; it is zeroed below.
+    # Padding keeps one key, so that nothing becomes NaN; it is zeroed below.
     mask = (column <= position.clamp(min=0)[..., None])[:, None]  # [B, 1, Q, T]
     if relative_bias is not None:
         terms = [
@@ -127,3 +118,31 @@ def _decode_by_sdpa(
         mask = sum(terms, torch.zeros_like(terms[0])).to(query.dtype).masked_fill(~mask, -torch.inf)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return output[..., :value_width].masked_fill((position < 0)[:, None, :, None], 0.0)
+
+
+def _forget(coarse_scores: CoarseScores | None) -> None:
+    """The native kernel alone keeps them up to date."""
+    if coarse_scores is not None:
+        coarse_scores.valid = False
+
+
+def _preferred(queries: Sequence[Tensor], *_: object) -> Iterator[str]:
+    if queries[0].shape[2] <= MAX_QUERIES:
+        yield "native"
+    yield "reference"
+
+
+DECODE = Operation(
+    "hkt_decode",
+    (
+        Backend("reference", decode_reference, "scores at each level's own resolution"),
+        Backend("sdpa", decode_sdpa, "coarse keys repeated"),
+        native_backend(
+            LIBRARY,
+            decode_native,
+            "one call over all levels; CPU, float32 and bfloat16, no gradients",
+            why_unsupported,
+        ),
+    ),
+    preferred=_preferred,
+)

@@ -1,5 +1,7 @@
-"""HKT attention as it is defined: dense, plain, in any floating dtype. This file is the
-specification; every other implementation is tested against its values and its gradients.
+"""HKT attention as it is defined: dense, plain, in any floating dtype.
+
+This file is the specification; every other implementation is tested against its values and its
+gradients.
 
 Level l keeps every `2**l`-th position. Its scores are computed at its own resolution, repeated
 `2**l` times along rows and columns, and merged with the other levels by the level weights:
@@ -14,7 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.mask import AttentionMask
+from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 
 
 def hkt_attention_reference(
@@ -22,25 +25,13 @@ def hkt_attention_reference(
     keys: Sequence[Tensor],
     value: Tensor,
     level_weights: Tensor,
-    *,
-    causal: bool,
-    lengths: Tensor | None,
-    packed: PackedLayout | None,
+    mask: AttentionMask,
     scale: float,
-    relative_bias: Sequence[Tensor] | None,
+    relative_bias: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """The attended values, `[B, H, T, Dv]`."""
     with torch.autocast(value.device.type, enabled=False):
-        attention = hkt_matrix(
-            queries,
-            keys,
-            level_weights,
-            causal=causal,
-            lengths=lengths,
-            packed=packed,
-            scale=scale,
-            relative_bias=relative_bias,
-        )
+        attention = hkt_matrix(queries, keys, level_weights, mask, scale, relative_bias)
         return (attention @ value.to(attention.dtype)).to(value.dtype)
 
 
@@ -48,15 +39,13 @@ def hkt_matrix(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
     level_weights: Tensor,
-    *,
-    causal: bool,
-    lengths: Tensor | None,
-    packed: PackedLayout | None,
+    mask: AttentionMask,
     scale: float,
-    relative_bias: Sequence[Tensor] | None,
+    relative_bias: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """The attention matrix `[B, H, T, T]`; a row with no allowed key is zero."""
     length, device = queries[0].shape[2], queries[0].device
+    packed = mask.packed
     position = torch.arange(length, device=device) if packed is None else packed.position  # [T]
     scores = level_scores(queries, keys, scale)
     weights = level_weights.to(scores[0].dtype)
@@ -74,12 +63,12 @@ def hkt_matrix(
         merged = merged + weights[:, level, None, None] * upsampled
 
     allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=device)
-    if causal:
+    if mask.causal:
         allowed = allowed & (position[:, None] >= position[None, :])
     if packed is not None:
         allowed = allowed & (packed.sequence[:, None] == packed.sequence[None, :])
-    if lengths is not None:
-        real = position < lengths[:, None]  # [B, T]
+    if mask.lengths is not None:
+        real = position < mask.lengths[:, None]  # [B, T]
         allowed = allowed & real[:, None, :, None] & real[:, None, None, :]
     return masked_softmax(merged, allowed)
 
@@ -97,23 +86,11 @@ def level_scores(queries: Sequence[Tensor], keys: Sequence[Tensor], scale: float
 
 
 def relative_term(table: Tensor, query_block: Tensor, key_block: Tensor) -> Tensor:
-    """`table[:, i - j]` for every pair; distances beyond the table take its end. `[..., H, Q, K]`.
+    """`table[:, R - 1 + i - j]` for every pair of blocks, `[..., H, Q, K]`.
 
-    `table` is `[H, 2 R - 1]`: distance `d` between query and key block stands at `R - 1 + d`.
+    `table` is `[H, 2 R - 1]`; distances beyond it use its ends.
     """
     reach = table.shape[-1] // 2
     distance = query_block[..., :, None] - key_block[..., None, :]  # [..., Q, K]
     picked = table[:, distance.clamp(-reach, reach) + reach]  # [H, ..., Q, K]
     return picked.movedim(0, -3)
-
-
-def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Softmax over the allowed keys; exactly zero where there are none, in values and gradients."""
-    lowest = torch.finfo(scores.dtype).min
-    attention = torch.softmax(scores.masked_fill(~allowed, lowest), dim=-1)
-    return attention.masked_fill(~allowed, 0.0)
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for half precision, else the dtype itself."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.hkt.reference import relative_term
 
 
@@ -20,30 +20,26 @@ def hkt_attention_sdpa(
     keys: Sequence[Tensor],
     value: Tensor,
     level_weights: Tensor,
-    *,
-    causal: bool,
-    lengths: Tensor | None,
-    packed: PackedLayout | None,
+    mask: AttentionMask,
     scale: float,
-    relative_bias: Sequence[Tensor] | None,
+    relative_bias: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """The attended values, `[B, H, T, Dv]`.
 
     With `relative_bias` the bias of every pair is materialised: `[H, T, T]`.
     """
-    if packed is None:
-        return _attend(queries, keys, value, level_weights, causal, lengths, scale, relative_bias)
-    parts = []
-    for number in range(len(packed.boundaries[0]) - 1):
-        pieces = [slice(ends[number], ends[number + 1]) for ends in packed.boundaries]
+    if mask.packed is None:
+        return _attend(queries, keys, value, level_weights, mask, scale, relative_bias)
+    parts, boundaries = [], mask.packed.boundaries
+    for number in range(len(boundaries[0]) - 1):
+        pieces = [slice(ends[number], ends[number + 1]) for ends in boundaries]
         parts.append(
             _attend(
                 [q[:, :, piece] for q, piece in zip(queries, pieces, strict=True)],
                 [k[:, :, piece] for k, piece in zip(keys, pieces, strict=True)],
                 value[:, :, pieces[0]],
                 level_weights,
-                causal,
-                None,
+                AttentionMask(mask.causal),
                 scale,
                 relative_bias,
             )
@@ -56,8 +52,7 @@ def _attend(
     keys: Sequence[Tensor],
     value: Tensor,
     level_weights: Tensor,
-    causal: bool,
-    lengths: Tensor | None,
+    mask: AttentionMask,
     scale: float,
     relative_bias: Sequence[Tensor] | None,
 ) -> Tensor:
@@ -66,36 +61,43 @@ def _attend(
     # The product is taken in the wider dtype of the two and rounded once.
     query = torch.cat(
         [
-            _upsample((weights[:, level] * q).to(q.dtype), level, length)
+            upsample_blocks((weights[:, level] * q).to(q.dtype), level, length)
             for level, q in enumerate(queries)
         ],
         dim=-1,
     )  # [B, H, T, L * D]
-    key = torch.cat([_upsample(k, level, length) for level, k in enumerate(keys)], dim=-1)
-    # The memory-efficient kernels take one width for all three; zeros change nothing.
+    key = torch.cat([upsample_blocks(k, level, length) for level, k in enumerate(keys)], dim=-1)
+    # The memory-efficient kernels take one width for all three; padding with zeros changes nothing.
     width = max(query.shape[-1], value_width)
     query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
 
     position = torch.arange(length, device=value.device)
-    mask = None
+    attn_mask = None
     if relative_bias is not None:
-        mask = _merged_bias(relative_bias, level_weights, position).to(query.dtype)  # [H, T, T]
-        if causal:
-            mask = mask.masked_fill(position[:, None] < position, float("-inf"))
-    if lengths is not None and not causal:
-        # A row of nothing but padding keeps one key, so that nothing turns NaN; it is zeroed below.
-        real = (position < lengths.clamp(min=1)[:, None])[:, None, None, :]  # [B, 1, 1, T]
-        mask = real if mask is None else mask.masked_fill(~real, float("-inf"))
+        attn_mask = _merged_bias(relative_bias, level_weights, position).to(
+            query.dtype
+        )  # [H, T, T]
+        if mask.causal:
+            attn_mask = attn_mask.masked_fill(position[:, None] < position, float("-inf"))
+    if mask.lengths is not None and not mask.causal:
+        # A row of padding alone keeps one key, so that nothing becomes NaN; it is zeroed below.
+        real = (position < mask.lengths.clamp(min=1)[:, None])[:, None, None, :]  # [B, 1, 1, T]
+        attn_mask = real if attn_mask is None else attn_mask.masked_fill(~real, float("-inf"))
     output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal and mask is None, scale=scale
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        is_causal=mask.causal and attn_mask is None,
+        scale=scale,
     )[..., :value_width]
-    if lengths is not None:
-        output = output.masked_fill((position >= lengths[:, None])[:, None, :, None], 0.0)
+    if mask.lengths is not None:
+        output = output.masked_fill((position >= mask.lengths[:, None])[:, None, :, None], 0.0)
     return output
 
 
-def _upsample(x: Tensor, level: int, length: int) -> Tensor:
-    """Each block repeated for its `2**level` positions, cut to `length`: `[B, H, T, D]`."""
+def upsample_blocks(x: Tensor, level: int, length: int) -> Tensor:
+    """Repeat each block for its `2**level` positions, cut to `length`: `[B, H, T, D]`."""
     if level == 0:
         return x
     repeated = x.unsqueeze(3).expand(-1, -1, -1, 2**level, -1)

@@ -1,8 +1,7 @@
 """HKT attention in Triton, for GPUs: every level at its own resolution, memory linear in T.
 
-The kernels are in `triton_kernels.py`, their parts in `triton_tiles.py`. This file checks what
-they take, launches them, and makes them a torch operation with gradients, which `torch.compile`
-takes as it is.
+The kernels are in `triton_kernels.py`, their parts in `triton_tiles.py`. This file says what they
+take, launches them, and makes them a torch operation with gradients that `torch.compile` supports.
 """
 
 import os
@@ -17,12 +16,11 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
-from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.limits import MAX_LEVELS, MAX_WIDTH
+from polyscale.ops.hkt.mask import AttentionMask
 
-MAX_LEVELS = 5
-MAX_WIDTH = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Triton's interpreter has no bfloat16: its products come out as products of the bit patterns.
+# Triton's interpreter has no bfloat16: it multiplies the bit patterns.
 INTERPRETED_DTYPES = (torch.float32, torch.float16)
 SMALLEST_TILE = 16  # rows and columns of the smallest matrix product that all GPUs have
 
@@ -32,32 +30,29 @@ def hkt_attention_triton(
     keys: Sequence[Tensor],
     value: Tensor,
     level_weights: Tensor,
-    *,
-    causal: bool,
-    lengths: Tensor | None,
-    packed: PackedLayout | None,
+    mask: AttentionMask,
     scale: float,
-    relative_bias: Sequence[Tensor] | None,
+    relative_bias: None = None,
 ) -> Tensor:
     """The attended values, `[B, H, T, Dv]`. Products are accumulated in float32, without TF32."""
-    _check(queries, value, relative_bias)
+    lengths, packed = mask.lengths, mask.packed
     longest, starts = value.shape[2], None
     if packed is not None:
         sizes = [high - low for low, high in pairwise(packed.boundaries[0])]
         lengths, longest = torch.tensor(sizes, device=value.device), max(sizes)  # [S]
         starts = torch.stack(packed.level_starts, dim=1).to(value.device)  # [S, L]
-    # A copy only where a row's channels do not stand side by side.
+    # A copy only where channels are not contiguous.
     queries, keys = [_rows(q) for q in queries], [_rows(k) for k in keys]
     weights = level_weights.float().expand(value.shape[1], -1).contiguous()  # [H, L]
     if lengths is not None:
         lengths = lengths.to(torch.int32)
     output, _ = _forward(
-        queries, keys, _rows(value), weights, lengths, starts, causal, scale, longest
+        queries, keys, _rows(value), weights, lengths, starts, mask.causal, scale, longest
     )
     return output
 
 
-def triton_unavailable() -> str | None:
+def why_unavailable() -> str | None:
     """Why the kernels cannot run on this machine; None if they can."""
     if find_spec("triton") is None:
         return "needs triton: pip install 'polyscale[triton]'"
@@ -69,35 +64,34 @@ def triton_unavailable() -> str | None:
 def tile_sizes(width: int, dtype: torch.dtype) -> tuple[tuple[int, int], ...]:
     """Queries and keys per tile, the preferred first, for the wider of D and Dv.
 
-    Chosen by what the compiled code takes of registers and shared memory, not by timing. The next
-    smaller tile is taken where a GPU has too little shared memory. Three levels take 1.3125 times
+    Chosen by the registers and shared memory that the compiled code needs, not by timing. Where a
+    GPU has too little shared memory, the next smaller tile is used. Three levels take 1.3125 times
     the score products of standard attention in tiles of 64, and 1.5 times in tiles of 32.
     """
     sizes = ((64, 64), (32, 32), (16, 16))
     return sizes if width <= 128 and dtype != torch.float32 else sizes[1:]
 
 
-def _check(
-    queries: Sequence[Tensor], value: Tensor, relative_bias: Sequence[Tensor] | None
-) -> None:
+def why_unsupported(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    value: Tensor,
+    level_weights: Tensor,
+    mask: AttentionMask | None = None,
+    scale: float | None = None,
+    relative_bias: Sequence[Tensor] | None = None,
+) -> str | None:
+    """Why the kernels cannot take these tensors; None if they can."""
     if relative_bias is not None:
-        raise ValueError(
-            "relative_bias must be None for impl='triton', got tables; impl='sdpa' takes them"
-        )
+        return "it takes no relative_bias; impl='sdpa' takes it"
     if len(queries) > MAX_LEVELS:
-        raise ValueError(
-            f"queries must hold at most {MAX_LEVELS} levels for impl='triton', got {len(queries)}"
-        )
+        return f"it takes at most {MAX_LEVELS} levels, got {len(queries)}"
     if value.dtype not in DTYPES:
-        raise TypeError(
-            f"value must be of float32, float16 or bfloat16 for impl='triton', got {value.dtype}"
-        )
-    for name, width in (("queries[0]", queries[0].shape[3]), ("value", value.shape[3])):
-        if width > MAX_WIDTH:
-            raise ValueError(
-                f"{name} must have a head dimension of at most {MAX_WIDTH} for impl='triton', "
-                f"got {width}"
-            )
+        return f"it takes float32, float16 and bfloat16, got {value.dtype}"
+    width = max(queries[0].shape[3], value.shape[3])
+    if width > MAX_WIDTH:
+        return f"it takes head dimensions up to {MAX_WIDTH}, got {width}"
+    return None
 
 
 def _check_device(value: Tensor) -> None:
@@ -123,7 +117,7 @@ def _kernels() -> ModuleType:
 
 
 def _interpreted() -> bool:
-    """Whether the kernels were made for the interpreter, which is settled at their import."""
+    """Whether the kernels are those of the interpreter, which is decided at their import."""
     kernels = _kernels()
     return not isinstance(kernels.forward_kernel, kernels.triton.JITFunction)
 
@@ -171,13 +165,13 @@ def _launch(
         for tiles in larger:
             try:
                 return launch(kernels, settings(*tiles))
-            except kernels.triton.OutOfResources:  # told before anything has run
+            except kernels.triton.OutOfResources:  # raised before anything has run
                 continue
         return launch(kernels, settings(*smallest))
 
 
 def _on(device: torch.device) -> Any:
-    """Triton launches on the current device, so that has to be the one of the tensors."""
+    """Triton launches on the current device, so that has to be the device of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -194,7 +188,7 @@ def _forward(
     longest: int,
 ) -> tuple[Tensor, Tensor]:
     """Output, and log-sum-exps in base 2. `lengths` `[S]` and `starts` `[S, L]`: per sequence."""
-    _check_device(value)  # here, and not while a compiler traces what is around
+    _check_device(value)  # here, and not while a compiler traces the code around it
     # Positions beyond a sequence's end are not visited.
     output = torch.empty_like(value) if lengths is None else torch.zeros_like(value)
     logsumexp = value.new_zeros(value.shape[:3], dtype=torch.float32)
@@ -216,15 +210,7 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    queries: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    value: Tensor,
-    weights: Tensor,
-    lengths: Tensor | None,
-    starts: Tensor | None,
-    causal: bool,
-    scale: float,
-    longest: int,
+    queries: Sequence[Tensor], keys: Sequence[Tensor], value: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(value), value.new_empty(value.shape[:3], dtype=torch.float32)
 
@@ -288,13 +274,7 @@ def _(
     keys: Sequence[Tensor],
     value: Tensor,
     weights: Tensor,
-    output: Tensor,
-    logsumexp: Tensor,
-    lengths: Tensor | None,
-    starts: Tensor | None,
-    causal: bool,
-    scale: float,
-    longest: int,
+    *_: Any,
 ) -> list[Tensor]:
     return [torch.empty_like(x) for x in (*queries, *keys, value, weights)]
 

@@ -15,7 +15,12 @@ static inline int64_t round_up(int64_t a, int64_t multiple) {
     return (a + multiple - 1) / multiple * multiple;
 }
 
-// Rows that lie far apart are on pages of their own: what is needed soon is fetched by name.
+// How many blocks of 2**level positions cover `count` positions.
+static inline int64_t at_level(int64_t count, int64_t level) {
+    return (count + ((int64_t)1 << level) - 1) >> level;
+}
+
+// Rows that lie far apart are on pages of their own, so what is needed soon is prefetched.
 enum { ROWS_AHEAD = 12 };
 static inline void fetch_row(const void* row, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char*)row + b, 0);

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-# Seconds for all commands that run together. A build takes some ten seconds, a minute on a slow
-# machine; what takes ten minutes hangs.
+# Seconds for all commands that run together. A build takes about ten seconds, a minute on a slow
+# machine; one that takes ten minutes hangs.
 TIME_LIMIT = 600.0
 
 Command = tuple[str, ...]
@@ -21,7 +21,7 @@ class BuildError(RuntimeError):
 
 
 def find_compiler() -> Command | None:
-    """`$CXX` with its options if it is set, else the first of g++, clang++ and c++ that is there.
+    """`$CXX` with its options if it is set, otherwise the first of g++, clang++ and c++ found.
 
     >>> os.environ["CXX"] = "g++ -m64"  # doctest: +SKIP
     >>> find_compiler()  # doctest: +SKIP
@@ -39,7 +39,7 @@ def find_compiler() -> Command | None:
 
 
 def _split(command: str) -> list[str]:
-    """The words of a shell command; none if its quotes do not match."""
+    """The words of a shell command; none if its quotes do not balance."""
     try:
         return shlex.split(command)
     except ValueError:
@@ -59,8 +59,8 @@ def missing_compiler() -> str:
 def run_together(commands: Sequence[Command]) -> list[str]:
     """Run commands side by side and return what each printed.
 
-    `BuildError` quotes the first complaint, or says that the time limit has passed. Nothing is
-    left running, also if this process is interrupted.
+    `BuildError` quotes the first error, or says that the time limit has passed. No command is left
+    running, even if this process is interrupted.
     """
     deadline = time.monotonic() + TIME_LIMIT
     running: list[subprocess.Popen] = []
@@ -75,7 +75,7 @@ def run_together(commands: Sequence[Command]) -> list[str]:
                     stderr=subprocess.PIPE,
                     text=True,
                     errors="replace",
-                    # A group of its own: a compiler is a driver that starts other programs.
+                    # A separate process group, as a compiler starts other programs.
                     start_new_session=True,
                 )
             )

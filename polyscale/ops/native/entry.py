@@ -42,11 +42,11 @@ class Entry:
             )
 
     def best_instructions(self) -> str:
-        """What this processor has: `"portable"`, `"avx2"` or `"avx512"`."""
+        """The best set this processor has: `"portable"`, `"avx2"` or `"avx512"`."""
         return NAMES[getattr(self._checked(), f"{self.library.name}_best_variant")()]
 
     def _checked(self) -> ctypes.CDLL:
-        """The library, once its structs are seen to have the sizes of ours."""
+        """The library, after a check that its structs have the sizes of ours."""
         if self._loaded is None:
             loaded = self.library.load()
             for name, struct in self.structs.items():
@@ -65,11 +65,11 @@ class Views:
     """Tensors handed to the library, kept alive while it runs."""
 
     def __init__(self) -> None:
-        self.kept: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def address(self, tensor: Tensor) -> int:
         """The address of a contiguous tensor."""
-        self.kept.append(tensor)
+        self.tensors.append(tensor)
         return tensor.data_ptr()
 
     def read(self, tensor: Tensor) -> TensorView:
@@ -77,10 +77,10 @@ class Views:
         return self.write(tensor if has_contiguous_channels(tensor) else tensor.contiguous())
 
     def write(self, tensor: Tensor) -> TensorView:
-        """`[B, H, T, D]` for a result: a copy would be lost."""
+        """`[B, H, T, D]` for a result, which is never copied."""
         if not has_contiguous_channels(tensor):
             raise ValueError(f"channels must be contiguous, got strides {tensor.stride()}")
-        self.kept.append(tensor)
+        self.tensors.append(tensor)
         return TensorView(tensor.data_ptr(), *tensor.stride()[:3])
 
 
@@ -90,5 +90,5 @@ def has_contiguous_channels(tensor: Tensor) -> bool:
 
 
 def threads() -> int:
-    """As many threads as torch uses."""
+    """The number of threads that torch uses."""
     return torch.get_num_threads()

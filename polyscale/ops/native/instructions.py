@@ -1,12 +1,13 @@
 """Instruction sets: how the inner part of a kernel is compiled for each, and which one runs."""
 
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 from polyscale.ops.native.library import NativeLibrary, Unit
 
 NAMES = ("portable", "avx2", "avx512")
-# The best instructions the processor has, unless a test asks for a lesser set.
+# None: the best set that the processor has. A test may ask for a lesser one.
 wanted: str | None = None
 
 _COMMON = Path(__file__).parent
@@ -28,21 +29,25 @@ def wanted_variant() -> int:
     return -1 if wanted is None else NAMES.index(wanted)
 
 
-def kernel_library(name: str, sources: Path) -> NativeLibrary:
+def kernel_library(
+    name: str, sources: Path, constants: Mapping[str, int] | None = None
+) -> NativeLibrary:
     """A library made of `variant.cpp`, compiled once per instruction set, and `kernel.cpp`.
 
     `variant.cpp` defines the table `POLYSCALE_VARIANT`, which becomes `NAME_avx2` and so on;
     `kernel.cpp` shares the work among threads and exports functions named `NAME_...`, among them
-    `NAME_best_variant`. Both see the headers below `polyscale/ops`, such as `native/common.h`.
+    `NAME_best_variant`. Both see the headers below `polyscale/ops`, such as `native/common.h`, and
+    the `constants`, which thus need not be written down in Python and in C++.
     """
+    flags = (*_FLAGS, *(f"-D{constant}={value}" for constant, value in (constants or {}).items()))
     variants = [
         Unit(
             sources / "variant.cpp",
-            (*_FLAGS, "-fvisibility=hidden", *flags, f"-DPOLYSCALE_VARIANT={name}_{instructions}"),
+            (*flags, "-fvisibility=hidden", *options, f"-DPOLYSCALE_VARIANT={name}_{instructions}"),
         )
-        for instructions, flags in _SETS.items()
+        for instructions, options in _SETS.items()
     ]
-    kernel = Unit(sources / "kernel.cpp", (*_FLAGS, "-DPOLYSCALE_X86") if _IS_X86 else _FLAGS)
+    kernel = Unit(sources / "kernel.cpp", (*flags, "-DPOLYSCALE_X86") if _IS_X86 else flags)
     return NativeLibrary(
         name=name,
         units=(*variants, kernel),

@@ -1,8 +1,8 @@
-"""Native libraries: built on first use, once per machine and version, and why one cannot be.
+"""Native libraries: built on first use, once per machine and version, or the reason why not.
 
-A library lands in the user's cache, under a name made from everything it depends on. Of several
-processes that start together one builds and the others wait. It is put in its place in one step,
-so that even where files cannot be locked nobody sees half of it.
+A library is stored in the user's cache, under a name that is a hash of everything it depends on. Of
+several processes that start together, one builds and the others wait. The file is moved into place
+atomically, so no process sees an incomplete one, even where files cannot be locked.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ class Unit:
 class NativeLibrary:
     """What a library is built from, and the loaded library once it is asked for.
 
-    `headers` are the files that the sources include: a change of them makes another library.
+    `headers` are the files that the sources include; changing them makes another library.
     `symbol` is the name of a function that the library has, `include` the folder that includes
     are relative to.
     """
@@ -56,24 +56,19 @@ class NativeLibrary:
             raise BuildError(loaded)
         return loaded
 
+    def why_unavailable(self) -> str | None:
+        """Why there can be no library, as far as that is known without building it."""
+        if self in _LOADED:
+            return self.why_not_built()
+        return missing_compiler() if find_compiler() is None else why_no_store()
+
     def why_not_built(self) -> str | None:
-        """Builds if need be. None: the library is there; else why it is not."""
+        """Build the library if need be. Why there is none; None if there is."""
         loaded = self._loaded()
         return loaded if isinstance(loaded, str) else None
 
-    def availability(self, description: str) -> tuple[bool, str]:
-        """Whether the library is there or may be expected, without building it; and why not."""
-        if self in _LOADED:
-            reason = self.why_not_built()
-            return reason is None, reason or description
-        compiler = find_compiler()
-        reason = missing_compiler() if compiler is None else why_no_store()
-        if compiler is None or reason is not None:
-            return False, str(reason)
-        return True, f"{description}; {shlex.join(compiler)} builds it on first use"
-
     def file_name(self, compiler: Command) -> str:
-        """The file a build with this compiler makes; it changes with all that goes into it."""
+        """The name of what this compiler builds, which depends on everything that goes into it."""
         (version,) = run_together([(*compiler, "--version")])
         parts = [*compiler, version, platform.machine(), platform.system(), *_LINKED]
         parts += [str((unit.source.name, unit.flags)) for unit in self.units]
@@ -99,11 +94,11 @@ class NativeLibrary:
             return missing_compiler()
         with open_store() as store:
             name = self.file_name(compiler)
-            library = self._kept(store, name)
+            library = self._stored(store, name)
             if library is not None:
                 return library
             with store.lock(f"{Path(name).stem}.lock"):
-                library = self._kept(store, name)
+                library = self._stored(store, name)
                 if library is None:
                     store.save(name, self._build(compiler))
                     library = store.load(name)
@@ -111,11 +106,11 @@ class NativeLibrary:
                 return f"{store.path / name} was built but has no function {self.symbol}"
             return library
 
-    def _kept(self, store: Store, name: str) -> ctypes.CDLL | None:
-        """The library that an earlier build left, if it still can be used."""
+    def _stored(self, store: Store, name: str) -> ctypes.CDLL | None:
+        """The library of an earlier build, if it can still be used."""
         try:
             library = store.load(name)
-        except OSError:  # built on a machine with a newer system, say
+        except OSError:  # such as one built on a machine with a newer system
             return None
         return library if hasattr(library, self.symbol) else None
 
@@ -126,7 +121,7 @@ class NativeLibrary:
             "(once) ...",
             file=sys.stderr,
         )
-        # Not in the cache but in the system's place for such: private, and cleared at a restart.
+        # In the system's temporary folder, not in the cache: private, and cleared at a restart.
         with tempfile.TemporaryDirectory(prefix="polyscale-build-") as folder:
             objects = [str(Path(folder) / f"{number}.o") for number in range(len(self.units))]
             include = () if self.include is None else ("-I", str(self.include))

@@ -1,7 +1,7 @@
-"""Built libraries in the user's cache. What is loaded from here runs, so nothing is taken on trust.
+"""Built libraries in the user's cache. Code loaded from here runs, so everything is checked first.
 
-Only this user can write to the folder, and a digest beside each library tells a whole one from one
-that was cut short: the linker maps a library as it stands, and a missing page ends the process.
+Only this user can write to the folder, and a digest beside each library detects truncated files:
+the linker maps a file as it is, and a missing page kills the process.
 """
 
 import ctypes
@@ -28,8 +28,8 @@ _POLL = 0.05  # seconds
 class Store:
     """The cache folder, checked and held open.
 
-    Files are named relative to the descriptor. If another user can exchange a folder further up,
-    `path` may come to mean another place; the descriptor does not.
+    Files are opened relative to the descriptor. If another user can replace a parent folder, `path`
+    may come to name another place; the descriptor does not.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class Store:
     def load(self, name: str) -> ctypes.CDLL | None:
         """The library of this name; None if there is none, or it is damaged, or not ours.
 
-        An OSError quotes the linker if it does not take the library.
+        An OSError quotes the linker if it rejects the library.
         """
         try:
             expected = self._read(name + _DIGEST).split()[:1]
@@ -52,22 +52,22 @@ class Store:
             if [hashlib.sha256(content).hexdigest().encode()] == expected:
                 library = _map(descriptor, content)
         finally:
-            # Held while the library is in use: the linker knows it by the descriptor's name, and
-            # would take the next library of that name for this one.
+            # Kept open while the library is in use: the linker identifies it by the descriptor's
+            # name and would take the next library of that name for this one.
             if library is None:
                 os.close(descriptor)
         return library
 
     def save(self, name: str, content: bytes) -> None:
-        """Keep a library and its digest. Readers see a whole one, or none; so does a later boot."""
+        """Store a library and its digest. Readers see all of it or nothing, also after a crash."""
         digest = hashlib.sha256(content).hexdigest()
         self._write(name, content)
-        self._write(name + _DIGEST, f"{digest}  {name}\n".encode())  # as sha256sum has it
+        self._write(name + _DIGEST, f"{digest}  {name}\n".encode())  # in the format of sha256sum
         os.fsync(self.descriptor)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """One process at a time; the lock goes with the process that holds it."""
+        """One process at a time; the lock ends with the process that holds it."""
         try:
             descriptor = self._open(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
@@ -95,12 +95,12 @@ class Store:
                     ) from None
                 time.sleep(_POLL)
             except OSError:
-                return  # a file system without locks: several may build, none is harmed
+                return  # a file system without locks: several may build, which is harmless
             else:
                 return
 
     def _open(self, name: str, flags: int) -> int:
-        """A file of this user's own. Links are not followed, and nobody waits at a pipe."""
+        """Open a file of this user. Links are not followed, and opening a pipe does not block."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         status, path = os.fstat(descriptor), self.path / name
@@ -135,7 +135,7 @@ class Store:
 
 @contextmanager
 def open_store() -> Iterator[Store]:
-    """The cache folder, made if it is missing; a `BuildError` says why it cannot be trusted."""
+    """The cache folder, created if missing; a `BuildError` says why it cannot be trusted."""
     try:
         path = cache_folder()
         make_folder(path)
@@ -143,7 +143,7 @@ def open_store() -> Iterator[Store]:
     except OSError as error:
         raise BuildError(f"no folder for built libraries: {error}") from error
     try:
-        # Of the open folder: what is checked is what is used.
+        # The open folder is checked, so that what is checked is what is used.
         reason = why_not_private(path, os.fstat(descriptor))
         if reason is not None:
             raise BuildError(reason)
@@ -153,7 +153,7 @@ def open_store() -> Iterator[Store]:
 
 
 def why_no_store() -> str | None:
-    """Why libraries cannot be kept, as far as that is known without making anything."""
+    """Why libraries cannot be stored, as far as that is known without creating anything."""
     try:
         path = cache_folder()
         return why_not_private(path, path.stat())
@@ -164,13 +164,13 @@ def why_no_store() -> str | None:
 
 
 def _map(descriptor: int, content: bytes) -> ctypes.CDLL:
-    """The library whose content was checked, and no other that has come to have its name."""
-    # On Linux the linker opens the very file. Nobody changes it: only this user could, and a
-    # newer library is another file with the same name.
+    """Load the library whose content was checked, not another one that has taken its name."""
+    # On Linux the linker opens this very file. Only this user could change it, and a newer library
+    # is another file with the same name.
     by_descriptor = f"/proc/self/fd/{descriptor}"
     if os.path.exists(by_descriptor):
         return ctypes.CDLL(by_descriptor)
-    # Elsewhere a copy where nobody else can write, which may go once it is mapped.
+    # Elsewhere it opens a copy in a private folder, which can be deleted once it is mapped.
     with tempfile.TemporaryDirectory(prefix="polyscale-") as folder:
         copy = Path(folder) / "library.so"
         copy.write_bytes(content)

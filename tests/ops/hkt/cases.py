@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import polyscale as ps
-from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.layout import level_length
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 63, 64, 100, 257)
 # What the native kernel may err by in float32, relative to the largest entry.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import polyscale as ps
 from polyscale.cost.hkt import attention_cost, score_flop_ratio
 from polyscale.layers.projections import project
-from polyscale.ops.hkt.reference import hkt_matrix, level_scores
+from polyscale.ops.hkt.api import AttentionMask, hkt_matrix, level_scores
 from tests.ops.hkt.cases import close, random_case
 
 NEVER = -1e9  # as a score: its exponential is exactly zero
@@ -20,9 +20,9 @@ def levels_of(layer, x):
     inputs = layer.hierarchy(x)
     levels = []
     for level, entries in enumerate(inputs):
-        projected = project(entries, layer.projections(level, values=True))
+        projected = project(entries, layer.projections().of(level, values=True))
         position = torch.arange(entries.shape[1]) << level
-        levels.append(layer.split(projected, [entries.shape[1]], [position]))
+        levels.append(layer.heads.split(projected, [entries.shape[1]], [position]))
     queries, keys = ([getattr(made, name)[0] for made in levels] for name in ("queries", "keys"))
     return inputs, queries, keys
 
@@ -148,11 +148,8 @@ class TestStrictlyLarger:
                     queries[:levels],
                     keys[:levels],
                     weights,
-                    causal=False,
-                    lengths=None,
-                    packed=None,
+                    AttentionMask(causal=False),
                     scale=head_dim**-0.5,
-                    relative_bias=None,
                 )[0, 0]
                 # Attention determines its scores up to a constant per row: one more rank.
                 ranks[levels, seed] = int(torch.linalg.matrix_rank(matrix.log(), rtol=1e-9))

@@ -1,13 +1,18 @@
 """The native kernel in float32 and bfloat16 against the reference in float64."""
 
+import ctypes
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 import polyscale as ps
-from polyscale.ops.hkt.native.build import why_not_built
+from polyscale.ops.hkt.limits import MAX_LEVELS
+from polyscale.ops.hkt.native import library as hkt_library
+from polyscale.ops.hkt.native.library import LIBRARY
 from polyscale.ops.hkt.native.op import _backward, _forward
+from polyscale.ops.native.entry import TensorView
 from tests.ops.hkt.cases import (
     GRADIENTS,
     LENGTHS,
@@ -18,7 +23,7 @@ from tests.ops.hkt.cases import (
     random_case,
 )
 
-NO_KERNEL = why_not_built()
+NO_KERNEL = LIBRARY.why_not_built()
 pytestmark = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
 
 
@@ -315,3 +320,8 @@ def test_transforms_it_has_no_rule_for_are_refused_and_left_to_others():
         torch.func.grad(lambda x: loss(x, "native"))(fine)
     with forward_ad.dual_level(), pytest.raises(ValueError, match=r"native.*reverse-mode"):
         loss(forward_ad.make_dual(fine, fine), "native")
+
+
+def test_cpp_has_as_many_levels_as_python():
+    assert LIBRARY.load().hkt_max_levels() == MAX_LEVELS
+    assert hkt_library._Problem.query.size == MAX_LEVELS * ctypes.sizeof(TensorView)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyscale as ps
-from polyscale.ops.hkt.native import build
+from polyscale.ops.hkt.native.library import LIBRARY
 from polyscale.ops.native import compiler as compilers
 from polyscale.ops.native import library as libraries
 from tests.ops.hkt.cases import random_case
@@ -37,7 +37,11 @@ def calls(tmp_path):
 
 
 def native():
-    (found,) = [found for found in ps.implementations() if found.name == "native"]
+    (found,) = [
+        found
+        for found in ps.implementations()
+        if (found.operation, found.name) == ("hkt_attention", "native")
+    ]
     return found
 
 
@@ -128,7 +132,10 @@ def test_two_processes_that_start_together_build_once_and_a_broken_library_is_re
     fresh, tmp_path
 ):
     fresh.setenv("CXX", compiler(tmp_path, QUICK))
-    script = "from polyscale.ops.hkt.native import build; print(build.load().hkt_problem_size())"
+    script = (
+        "from polyscale.ops.hkt.native.library import LIBRARY; "
+        "print(LIBRARY.load().hkt_problem_size())"
+    )
     together = [
         subprocess.Popen(
             [sys.executable, "-c", script],
@@ -147,7 +154,7 @@ def test_two_processes_that_start_together_build_once_and_a_broken_library_is_re
     assert sum("-shared" in call for call in calls(tmp_path)) == 1
 
     library.write_bytes(b"not a library")
-    assert build.why_not_built() is None
+    assert LIBRARY.why_not_built() is None
     case = random_case(9, 2, dtype=torch.float32)
     exact = ps.hkt_attention(*case, impl="reference")
     assert torch.allclose(ps.hkt_attention(*case, impl="native"), exact, atol=1e-5)
@@ -157,5 +164,5 @@ def test_two_processes_that_start_together_build_once_and_a_broken_library_is_re
 def test_the_name_changes_with_the_compiler(fresh, tmp_path):
     one = compiler(tmp_path, "echo version 1", "one")
     two = compiler(tmp_path, "echo version 2", "two")
-    names = {build.LIBRARY.file_name((one,)), build.LIBRARY.file_name((two,))}
-    assert len(names | {build.LIBRARY.file_name((two, "-m64"))}) == 3
+    names = {LIBRARY.file_name((one,)), LIBRARY.file_name((two,))}
+    assert len(names | {LIBRARY.file_name((two, "-m64"))}) == 3

@@ -5,13 +5,13 @@ import torch
 from torch.autograd import forward_ad
 
 import polyscale as ps
-from polyscale.ops.hkt.api import attend_projected
-from polyscale.ops.hkt.layout import PackedLayout
-from polyscale.ops.hkt.native import downsample
-from polyscale.ops.hkt.native.build import why_not_built
+from polyscale.ops.downsample.native.op import _differentiable, downsample_native
+from polyscale.ops.hkt.api import AttentionMask, attend_projected
+from polyscale.ops.hkt.native.library import LIBRARY
+from polyscale.ops.layout import PackedLayout
 from tests.ops.hkt.cases import error, in_double, random_case
 
-NO_KERNEL = why_not_built()
+NO_KERNEL = LIBRARY.why_not_built()
 pytestmark = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
 
 TOLERANCE = 1e-5
@@ -98,9 +98,8 @@ def test_gradients_of_the_gradients_of_projections(levels, packed):
 
     def attend(*given, impl):
         coarse = given[1] if levels > 1 else None
-        return attend_projected(
-            given[0], coarse, sizes[1:], given[-1], causal=True, packed=layout, impl=impl
-        )
+        mask = AttentionMask(causal=True, packed=layout)
+        return attend_projected(given[0], coarse, sizes[1:], given[-1], mask, impl=impl)
 
     found = orders(lambda *x: attend(*x, impl="native"), inputs)
     assert_close(found, orders(lambda *x: attend(*x, impl="reference"), exact))
@@ -113,13 +112,13 @@ def test_gradients_of_the_gradients_of_downsampling(width):
         torch.randn(2, width, 4, requires_grad=True),
     ]
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    assert torch.autograd.gradcheck(downsample._downsample_plainly, exact)
-    assert torch.autograd.gradgradcheck(downsample._downsample_plainly, exact)
+    assert torch.autograd.gradcheck(_differentiable, exact)
+    assert torch.autograd.gradgradcheck(_differentiable, exact)
     found, expected = (
         orders(lambda *x, f=function: torch.cat(f(*x), dim=1), given)
         for function, given in (
-            (downsample.downsample, inputs),
-            (downsample._downsample_plainly, exact),
+            (downsample_native, inputs),
+            (_differentiable, exact),
         )
     )
     assert_close(found, expected)
@@ -179,7 +178,7 @@ def test_tangents_reach_the_output_of_compiled_code():
 def test_tangents_within_a_backward_pass_are_refused():
     case = random_case(9, 2, dtype=torch.float32)
     output = ps.hkt_attention(*case, impl="native")
-    _, coarse = downsample.downsample(torch.randn(1, 8, 4), torch.rand(1, 2, 4).requires_grad_())
+    _, coarse = downsample_native(torch.randn(1, 8, 4), torch.rand(1, 2, 4).requires_grad_())
     with forward_ad.dual_level():
         for made, one in ((output, case[2]), (coarse, None)):
             ones = forward_ad.make_dual(torch.ones_like(made), torch.ones_like(made))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import polyscale as ps
-from polyscale.ops.hkt.native import decode
-from polyscale.ops.hkt.native.build import why_not_built
+from polyscale.ops.hkt.decode import hkt_decode
+from polyscale.ops.hkt.native.library import LIBRARY
 from tests.ops.hkt.cases import (
     GRADIENTS,
     VALUES,
@@ -18,7 +18,7 @@ from tests.ops.hkt.cases import (
     random_case,
 )
 
-NO_KERNEL = why_not_built()
+NO_KERNEL = LIBRARY.why_not_built()
 pytestmark = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
 every_variant = pytest.mark.parametrize("instructions", [None, "portable", "avx2"])
 
@@ -362,13 +362,14 @@ def test_decoding_with_huge_scores(instructions, monkeypatch):
         *in_double((queries, keys, value, weights)), causal=True, impl="reference"
     )
     for position in (0, 3, 511, 512, 699):
-        output = decode.decode(
+        output = hkt_decode(
             [q[:, :, position >> level][:, :, None] for level, q in enumerate(queries)],
-            keys,
-            value,
-            weights,
+            [key.detach() for key in keys],
+            value.detach(),
+            weights.detach(),
             position=torch.full((2, 1), position),
             scale=24**-0.5,
+            impl="native",
         )
         assert error(output, exact[:, :, position : position + 1]) <= VALUES
 
@@ -386,13 +387,14 @@ def test_decoding_keeps_what_one_key_leaves_of_the_attention(gap, instructions, 
     value += 1.0
     exact = ps.hkt_attention(*in_double((queries, keys, value, weights)), impl="reference")
     for position in (300, 511, 700, 2047):
-        output = decode.decode(
+        output = hkt_decode(
             [queries[0][:, :, position][:, :, None]],
             keys,
             value,
             weights,
             position=torch.full((2, 1), position),
             scale=0.25,
+            impl="native",
         )
         assert error(output, exact[:, :, position : position + 1]) <= VALUES
 

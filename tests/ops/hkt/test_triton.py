@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import polyscale as ps
 from polyscale.ops.hkt import triton as implementation
-from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.hkt.triton import hkt_attention_triton
+from polyscale.ops.layout import PackedLayout
 from tests.ops.hkt.cases import random_case
 
 # There is no triton for other systems to install.
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
 ROOT = Path(__file__).parents[3]
-OPTIONS = {"causal": True, "lengths": None, "packed": None, "scale": 0.5, "relative_bias": None}
+CAUSAL = AttentionMask(causal=True)
 
 
 def test_the_kernels_pass_every_check_in_tritons_interpreter():
@@ -90,8 +92,8 @@ def test_the_kernels_compile_for_gpus_as_they_are_launched(
         sequences=[12] if packed else None,
     )  # fmt: skip
     layout = PackedLayout.from_cu_seqlens(torch.tensor([0, 12]), levels) if packed else None
-    options = {**OPTIONS, "packed": layout, "causal": causal}
-    hkt_attention_triton(queries, keys, value, weights, **options).sum().backward()
+    mask = AttentionMask(causal, packed=layout)
+    hkt_attention_triton(queries, keys, value, weights, mask, 0.5).sum().backward()
     names = {"forward_kernel", "query_gradient_kernel", "key_gradient_kernel"}
     assert set(compiler.compiled) == names
     for kernel in compiler.compiled.values():
@@ -102,38 +104,38 @@ def test_the_kernels_compile_for_gpus_as_they_are_launched(
 def test_tensors_on_a_cpu_are_refused_outside_the_interpreter():
     case = random_case(8, 2, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"value must be on a CUDA or ROCm device.*got cpu"):
-        hkt_attention_triton(*case, **OPTIONS)
+        hkt_attention_triton(*case, CAUSAL, 0.5)
+
+
+def refusal(case, **options):
+    with pytest.raises(ValueError, match="impl='triton' cannot run hkt_attention") as caught:
+        ps.hkt_attention(*case, impl="triton", **options)
+    return str(caught.value)
 
 
 def test_what_the_kernels_do_not_take_is_refused_by_name():
     case = random_case(8, 2, dtype=torch.float32)
     bias = [torch.zeros(2, 5), torch.zeros(2, 5)]
-    with pytest.raises(ValueError, match="relative_bias must be None"):
-        hkt_attention_triton(*case, **{**OPTIONS, "relative_bias": bias})
-    with pytest.raises(TypeError, match=r"float32, float16 or bfloat16.*got torch.float64"):
-        hkt_attention_triton(*random_case(8, 2), **OPTIONS)
-    with pytest.raises(
-        ValueError, match="queries must hold at most 5 levels for impl='triton', got 6"
-    ):
-        hkt_attention_triton(*random_case(8, 6, dtype=torch.float32), **OPTIONS)
+    assert "it takes no relative_bias" in refusal(case, relative_bias=bias)
+    assert "float32, float16 and bfloat16, got torch.float64" in refusal(random_case(8, 2))
+    deep = random_case(8, 6, dtype=torch.float32)
+    assert "it takes at most 5 levels, got 6" in refusal(deep)
     wide = random_case(8, 2, head_dim=257, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"queries\[0\] must have a head dimension of at most 256"):
-        hkt_attention_triton(*wide, **OPTIONS)
+    assert "it takes head dimensions up to 256, got 257" in refusal(wide)
     wide = random_case(8, 2, value_dim=300, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"value must have a head dimension of at most 256.*300"):
-        hkt_attention_triton(*wide, **OPTIONS)
+    assert "it takes head dimensions up to 256, got 300" in refusal(wide)
 
 
 def test_without_triton_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert implementation.triton_unavailable() == "needs triton: pip install 'polyscale[triton]'"
-    with pytest.raises(ImportError, match=r"pip install 'polyscale\[triton\]'"):
-        hkt_attention_triton(*random_case(8, 2, dtype=torch.float32), **OPTIONS)
+    assert implementation.why_unavailable() == "needs triton: pip install 'polyscale[triton]'"
+    case = random_case(8, 2, dtype=torch.float32)
+    assert "needs triton: pip install 'polyscale[triton]'" in refusal(case)
 
 
 def test_without_a_gpu_it_says_what_it_needs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert "needs a CUDA or ROCm device" in implementation.triton_unavailable()
+    assert "needs a CUDA or ROCm device" in implementation.why_unavailable()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert implementation.triton_unavailable() is None
+    assert implementation.why_unavailable() is None

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import polyscale as ps
-from polyscale.ops.hkt.layout import level_length
+from polyscale.ops.layout import level_length
 from tests.ops.hkt.cases import LENGTHS, by_loops, close, gradients, random_case
 
 

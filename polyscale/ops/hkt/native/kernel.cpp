@@ -1,9 +1,7 @@
-// The library's functions: they cut the work in tasks and run them on the threads that torch has
-// already.
+// The library's functions: they cut the work into tasks and run them on the threads that torch
+// already has.
 #include "threads/decode.h"
-#include "threads/downsample.h"
 #include "threads/sequences.h"
-#include "threads/weight_gradient.h"
 
 namespace {
 
@@ -17,9 +15,9 @@ int worthwhile_threads(const Problem& p, const std::vector<Sequence>& all) {
     return (int)fmin((double)p.threads, 1.0 + products / 1e6);
 }
 
-// Every query block goes over all keys and values. Rows that lie far apart (all heads of a token side
-// by side) fall into few sets of the cache, so a thread works on copies of its sequence. Not in
-// bfloat16: those rows are widened anyway.
+// Every query block reads all keys and values. Rows with a large stride (the heads of a token are
+// contiguous) share few sets of the cache, so a thread works on copies of its sequence. Rows in
+// bfloat16 are not copied here, as they are widened anyway.
 bool are_apart(const Problem& p) { return !p.bfloat16 && p.key[0].row != p.width; }
 
 // Keys of every level and values of the longest sequence.
@@ -40,12 +38,12 @@ float* copy_rows(Tensor* t, const Sequence& s, int64_t level, int64_t rows, int6
         if (i + ROWS_AHEAD < rows) fetch_row(from + ROWS_AHEAD * t->row, bytes);
         memcpy(to + i * width, from, (size_t)bytes);
     }
-    // Where the sequence starts stays the same.
+    // The start of the sequence is the same in the copy.
     *t = {to - s.start[level] * width, 0, 0, width};
     return to + rows * width;
 }
 
-// The problem with copies of a sequence's keys and values; returns what follows them.
+// Makes the problem use copies of a sequence's keys and values; returns the memory after them.
 float* copy_keys(Problem* problem, const Sequence& s, float* next) {
     for (int64_t l = 0; l < problem->levels; l++)
         next = copy_rows(&problem->key[l], s, l, at_level(s.length, l), problem->width, next);
@@ -113,9 +111,9 @@ void put_rows(const Tensor& t, const Sequence& s, int64_t level, int64_t rows, i
     }
 }
 
-// With fewer sequences than threads, parts of a sequence's query blocks go to several threads. The
-// first adds to the gradients of keys and values themselves, the others to memory of their own,
-// added at the end and in order: the same threads give the same bits.
+// With fewer sequences than threads, several threads share a sequence's query blocks. The first one
+// adds to the gradients of keys and values themselves, the others to separate memory that is added at
+// the end and in order: results are bitwise reproducible for a number of threads.
 class Backward : public Team {
    public:
     Backward(const Problem& p, const Variant& v, const std::vector<Sequence>& all, int64_t parts)
@@ -200,7 +198,7 @@ class Backward : public Team {
         return to;
     }
 
-    // Rows from `first` on, also those of padding, which belong to nobody.
+    // Rows from `first` on, including those of padding.
     void clear_gradients(const Sequence& s, int64_t first) {
         const int64_t rows = p_.sequences ? s.length : p_.length;
         clear(p_.grad_value, s, 0, first, rows, p_.value_width, sizeof(float));
@@ -256,8 +254,8 @@ extern "C" int hkt_backward(const Problem* problem) {
     });
 }
 
-// A few new queries against cached keys and values of `length` tokens; position[b][m] says up to
-// which of them a query sees.
+// A few new queries against cached keys and values of `length` tokens; a query sees the keys up to
+// position[b][m].
 extern "C" int hkt_decode(const Problem* problem) {
     return guarded([&] {
         const Problem& p = *problem;
@@ -270,29 +268,9 @@ extern "C" int hkt_decode(const Problem* problem) {
     });
 }
 
-extern "C" int hkt_downsample(const Downsample* problem) {
-    return guarded(
-        [&] { return Downsampling(*problem, variant(problem->variant), false).run(); });
-}
-
-extern "C" int hkt_downsample_backward(const Downsample* problem) {
-    return guarded([&] {
-        Downsampling team(*problem, variant(problem->variant), true);
-        if (!team.run()) return false;
-        team.finish();
-        return true;
-    });
-}
-
-extern "C" int hkt_weight_gradient(const WeightGradient* problem) {
-    return guarded([&] { return WeightGradients(*problem, variant(problem->variant)).run(); });
-}
-
 // 0 portable, 1 AVX2, 2 AVX-512.
 extern "C" int hkt_best_variant() { return best_variant(); }
 
+extern "C" int hkt_max_levels() { return MAX_LEVELS; }
+
 extern "C" int64_t hkt_problem_size() { return (int64_t)sizeof(Problem); }
-
-extern "C" int64_t hkt_downsample_size() { return (int64_t)sizeof(Downsample); }
-
-extern "C" int64_t hkt_weight_gradient_size() { return (int64_t)sizeof(WeightGradient); }

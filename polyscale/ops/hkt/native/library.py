@@ -2,19 +2,18 @@
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.native.build import LIBRARY
+from polyscale.ops.hkt.limits import MAX_LEVELS
 from polyscale.ops.native.entry import Entry, TensorView, Views, threads
-from polyscale.ops.native.instructions import wanted_variant
+from polyscale.ops.native.instructions import kernel_library, wanted_variant
 
-MAX_LEVELS = 5
+LIBRARY = kernel_library("hkt", Path(__file__).parent, {"HKT_MAX_LEVELS": MAX_LEVELS})
 
 _int64, _int32 = ctypes.c_int64, ctypes.c_int32
-
-
 _Levels = TensorView * MAX_LEVELS
 
 
@@ -36,49 +35,19 @@ class _Problem(ctypes.Structure):
         ("grad_key", _Levels),
         ("grad_value", TensorView),
         ("grad_output", TensorView),
-        ("kept", _Levels),
-        ("known_from", _int64),
+        ("coarse_scores", _Levels),
+        ("first_reused", _int64),
         ("scale", ctypes.c_double),
         *((name, _int32) for name in ("causal", "bfloat16", "threads", "variant")),
     )
 
 
-class _Downsample(ctypes.Structure):
-    _fields_ = (
-        *((name, _int64) for name in ("batch", "length", "channels", "levels", "width")),
-        *((name, ctypes.c_void_p) for name in ("x", "weights")),
-        *((name, _int64) for name in ("x_batch", "x_row")),
-        *((name, ctypes.c_void_p) for name in ("coarse", "grad_coarse", "grad_fine")),
-        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_weights")),
-        *((name, _int32) for name in ("threads", "variant")),
-    )
-
-
-class _Projected(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "grad")),
-        *((name, _int64) for name in ("rows", "outputs")),
-    )
-
-
-class _WeightGradient(ctypes.Structure):
-    _fields_ = (
-        ("projected", _Projected * 2),
-        ("width", _int64),
-        *((name, ctypes.c_void_p) for name in ("grad_weight", "grad_bias")),
-        *((name, _int32) for name in ("threads", "variant")),
-    )
-
-
-_ENTRY = Entry(
-    LIBRARY,
-    {"problem": _Problem, "downsample": _Downsample, "weight_gradient": _WeightGradient},
-)
+_ENTRY = Entry(LIBRARY, {"problem": _Problem})
 best_instructions = _ENTRY.best_instructions
 
 
 class Call(Views):
-    """One problem for the library, and what must stay alive while it runs."""
+    """One call of the library, and the tensors that must stay alive while it runs."""
 
     def __init__(
         self,
@@ -113,7 +82,7 @@ class Call(Views):
     def set_gradients(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], value: Tensor, weights: Tensor
     ) -> None:
-        """Where the gradients go, all of them float32."""
+        """The tensors that receive the gradients, all float32."""
         for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
             self.problem.grad_query[level] = self.write(query)
             self.problem.grad_key[level] = self.write(key)
@@ -121,7 +90,7 @@ class Call(Views):
         self.problem.grad_weights = self.address(weights)
 
     def set_results(self, output: Tensor, statistics: Tensor, grad_output: Tensor) -> None:
-        """What the forward pass found, and the gradient of its output."""
+        """The results of the forward pass, and the gradient of its output."""
         self.problem.output = self.read(output)
         self.problem.grad_output = self.read(grad_output)
         self.problem.statistics = self.address(statistics.contiguous())
@@ -129,47 +98,3 @@ class Call(Views):
     def run(self, function: str) -> None:
         """Compute; the interpreter's lock is released meanwhile."""
         _ENTRY.run(function, self.problem)
-
-
-def downsample(
-    x: Tensor,
-    weights: Tensor,
-    coarse: Tensor,
-    grads: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
-) -> None:
-    """Fill `coarse` from `x` `[B, T, C]`, or gradients if they are given; all in float32.
-
-    The gradients of `coarse` and, from elsewhere, of `x`, and those to fill: of `x` in all and of
-    `weights` `[L - 1, width, C]`. Everything but `x` is contiguous.
-    """
-    problem = _Downsample()
-    problem.batch, problem.length, problem.channels = x.shape
-    problem.levels, problem.width = weights.shape[:2]
-    problem.x, problem.weights, problem.coarse = x.data_ptr(), weights.data_ptr(), coarse.data_ptr()
-    problem.x_batch, problem.x_row = x.stride()[:2]
-    problem.threads, problem.variant = threads(), wanted_variant()
-    if grads is None:
-        _ENTRY.run("downsample", problem)
-        return
-    names = ("grad_coarse", "grad_fine", "grad_x", "grad_weights")
-    for name, gradient in zip(names, grads, strict=True):
-        setattr(problem, name, gradient.data_ptr())
-    _ENTRY.run("downsample_backward", problem)
-
-
-def weight_gradient(
-    inputs: Sequence[Tensor], grads: Sequence[Tensor], grad_weight: Tensor, grad_bias: Tensor
-) -> None:
-    """Fill the gradients of a projection that made one or two inputs, `[N, C]`, into others.
-
-    `grads`: those of the outputs, `[N, O]`; of a second input there may be the first outputs only.
-    Everything is contiguous and float32.
-    """
-    problem = _WeightGradient()
-    for number, (x, grad) in enumerate(zip(inputs, grads, strict=True)):
-        addresses = x.data_ptr(), grad.data_ptr()
-        problem.projected[number] = _Projected(*addresses, *grad.shape)
-    problem.width = grad_weight.shape[1]
-    problem.grad_weight, problem.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
-    problem.threads, problem.variant = threads(), wanted_variant()
-    _ENTRY.run("weight_gradient", problem)

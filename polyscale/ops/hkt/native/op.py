@@ -1,7 +1,7 @@
 """HKT attention on the CPU as one fused kernel: a torch operation with its own backward pass.
 
-Scores of every level are computed at the level's own resolution, so that they cost
-`sum 4**-l` times those of standard attention; nothing of size T x T is ever stored.
+Scores of every level are computed at the level's own resolution, so they cost `sum 4**-l` times
+those of standard attention; nothing of size T x T is ever stored.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.layout import PackedLayout
-from polyscale.ops.hkt.native.build import why_not_built
-from polyscale.ops.hkt.native.derivatives import (
+from polyscale.ops.hkt.limits import MAX_LEVELS, MAX_WIDTH
+from polyscale.ops.hkt.mask import AttentionMask
+from polyscale.ops.hkt.native.library import Call
+from polyscale.ops.hkt.reference import hkt_attention_reference
+from polyscale.ops.layout import PackedLayout
+from polyscale.ops.native.derivatives import (
     differentiate_gradients,
     refuse_tangents,
     transformed,
 )
-from polyscale.ops.hkt.native.library import MAX_LEVELS, Call
-from polyscale.ops.hkt.reference import hkt_attention_reference
-
-MAX_WIDTH = 256
+from polyscale.ops.native.entry import has_contiguous_channels
 
 
 def hkt_attention_native(
@@ -28,38 +28,45 @@ def hkt_attention_native(
     keys: Sequence[Tensor],
     value: Tensor,
     level_weights: Tensor,
-    *,
-    causal: bool,
-    lengths: Tensor | None,
-    packed: PackedLayout | None,
+    mask: AttentionMask,
     scale: float,
-    relative_bias: Sequence[Tensor] | None,
+    relative_bias: None = None,
 ) -> Tensor:
-    """The attended values, `[B, H, T, Dv]`; a ValueError says what the kernel does not take."""
-    reason = why_not(queries, keys, value, level_weights, relative_bias)
-    if reason is not None:
-        raise ValueError(f'impl="native" cannot run: {reason}')
+    """The attended values, `[B, H, T, Dv]`."""
     if torch.compiler.is_compiling():
         # Inductor may save a view for the backward pass in another layout than it traced, and
         # takes the strides of that layout for constants when the length is dynamic.
         queries, keys = [q.contiguous() for q in queries], [k.contiguous() for k in keys]
         value = value.contiguous()
     weights = level_weights.to(torch.float32).expand(value.shape[1], -1)  # [H, L]
-    boundaries = None if packed is None else torch.tensor(packed.boundaries)  # [L, S + 1]
     output, _ = _forward(
-        list(queries), list(keys), value, weights, lengths, boundaries, causal, scale
+        list(queries),
+        list(keys),
+        value,
+        weights,
+        mask.lengths,
+        boundaries_of(mask),
+        mask.causal,
+        scale,
     )
     return output
 
 
-def why_not(
+def boundaries_of(mask: AttentionMask) -> Tensor | None:
+    """Where packed sequences begin and end at every level, `[L, S + 1]`."""
+    return None if mask.packed is None else torch.tensor(mask.packed.boundaries)
+
+
+def why_unsupported(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
     value: Tensor,
     level_weights: Tensor,
-    relative_bias: Sequence[Tensor] | None,
+    mask: AttentionMask | None = None,
+    scale: float | None = None,
+    relative_bias: Sequence[Tensor] | None = None,
 ) -> str | None:
-    """Why the kernel cannot take these tensors; None if it can. Builds it if need be."""
+    """Why the kernel cannot take these tensors; None if it can."""
     if value.device.type != "cpu":
         return f"it runs on the CPU, got tensors on {value.device}"
     if value.dtype not in (torch.float32, torch.bfloat16):
@@ -73,20 +80,10 @@ def why_not(
     width = max(queries[0].shape[-1], value.shape[-1])
     if width > MAX_WIDTH:
         return f"it takes head dimensions up to {MAX_WIDTH}, got {width}"
-    # torch would take the operation for a constant: a tangent of zero, without a word.
+    # torch would treat the operation as a constant and silently return a tangent of zero.
     if transformed((*queries, *keys, value, level_weights)):
         return "it has reverse-mode gradients only: no torch.func transforms, no forward mode"
-    return why_no_kernel()
-
-
-def why_no_kernel() -> str | None:
-    """Why there is no kernel at all; None if there is. Builds it if need be."""
-    return why_not_built()
-
-
-# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: a
-# compiled graph asks while it is traced and keeps the answer.
-why_no_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return None
 
 
 @torch.library.custom_op("polyscale::hkt_attention", mutates_args=(), device_types="cpu")
@@ -109,16 +106,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    queries: list[Tensor],
-    keys: list[Tensor],
-    value: Tensor,
-    weights: Tensor,
-    lengths: Tensor | None,
-    boundaries: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _(queries: list[Tensor], keys: list[Tensor], value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _empty_results(value)
 
 
@@ -136,7 +124,7 @@ def _backward(
     causal: bool,
     scale: float,
 ) -> list[Tensor]:
-    """Gradients of the queries, the keys, the value and the weights, one after the other."""
+    """Gradients of the queries, the keys, the value and the weights, in this order."""
     gradients = _empty_gradients(queries, keys, value, weights)
     levels = len(queries)
     call = Call(queries, keys, value, weights, lengths, boundaries, causal, scale)
@@ -153,12 +141,7 @@ def _(
     keys: list[Tensor],
     value: Tensor,
     weights: Tensor,
-    lengths: Tensor | None,
-    boundaries: Tensor | None,
-    output: Tensor,
-    statistics: Tensor,
-    causal: bool,
-    scale: float,
+    *_: Any,
 ) -> list[Tensor]:
     gradients = _empty_gradients(queries, keys, value, weights)
     return [gradient.to(value.dtype) for gradient in gradients[:-1]] + gradients[-1:]
@@ -166,7 +149,7 @@ def _(
 
 def _empty_results(value: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, length, width = value.shape
-    # Heads side by side, as the projection after the attention reads them.
+    # The heads of a token are contiguous, as the projection after the attention reads them.
     output = value.new_empty(batch, length, heads, width).transpose(1, 2)
     return output, value.new_empty(3, batch, heads, length, dtype=torch.float32)
 
@@ -180,10 +163,11 @@ def _empty_gradients(
 
 
 def _empty_gradient(x: Tensor) -> Tensor:
-    """Laid out like the input if its channels lie side by side, as the kernel writes them."""
+    """With the strides of the input if its channels are contiguous, as the kernel writes them."""
     like = torch.empty_like(x, dtype=torch.float32)
-    side_by_side = like.shape[-1] == 1 or like.stride(-1) == 1
-    return like if side_by_side else torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    if has_contiguous_channels(like):
+        return like
+    return torch.empty(x.shape, dtype=torch.float32, device=x.device)
 
 
 def _setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:
@@ -224,7 +208,7 @@ def _differentiate(
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 
-def attend_plainly(
+def attend_by_reference(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
     value: Tensor,
@@ -234,21 +218,12 @@ def attend_plainly(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """What `_forward` computes, by the reference: with derivatives of every order."""
+    """The same as `_forward` by the reference, with derivatives of every order."""
     packed = None
     if boundaries is not None:
         packed = PackedLayout.from_cu_seqlens(boundaries[0], len(queries))
-    return hkt_attention_reference(
-        queries,
-        keys,
-        value,
-        weights,
-        causal=causal,
-        lengths=lengths,
-        packed=packed,
-        scale=scale,
-        relative_bias=None,
-    )
+    mask = AttentionMask(causal, lengths, packed)
+    return hkt_attention_reference(queries, keys, value, weights, mask, scale)
 
 
 def _setup_second(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
@@ -263,9 +238,9 @@ def _differentiate_again(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
 
     def attend(*given: Tensor) -> Tensor:
         value, weights = given[-2:]
-        return attend_plainly(given[:levels], given[levels:-2], value, weights, *ctx.options)
+        return attend_by_reference(given[:levels], given[levels:-2], value, weights, *ctx.options)
 
-    # The output and its statistics are functions of the inputs: their part is in the inputs'.
+    # The output and its statistics are functions of the inputs, whose gradients include theirs.
     first, second = differentiate_gradients(attend, inputs, [grad_output], cotangents)
     return first[0], second[:levels], second[levels:-2], *second[-2:], *[None] * 6
 

@@ -1,8 +1,8 @@
 """The fused kernel on the projections of a layer as they come out of its products.
 
-Queries, keys and values of level 0 lie side by side in one tensor, those of the coarser levels one
-after the other in another. The gradients are written into tensors of the same layout, so that
-nothing is split or joined on the way back.
+One tensor holds queries, keys and values of level 0 along its channels, another one those of the
+coarser levels, concatenated along the sequence. The gradients are written into tensors of the same
+layout, so nothing is split or concatenated in the backward pass.
 """
 
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.layout import PackedLayout
-from polyscale.ops.hkt.native.derivatives import differentiate_gradients, refuse_tangents
+from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.hkt.native.library import Call
-from polyscale.ops.hkt.native.op import _forward, attend_plainly
+from polyscale.ops.hkt.native.op import _forward, attend_by_reference, boundaries_of
+from polyscale.ops.native.derivatives import differentiate_gradients, refuse_tangents
 
 
 def split_projections(
@@ -23,7 +23,7 @@ def split_projections(
 
     Args:
         fine: `[B, T, 3 H D]`: queries, keys and values of level 0.
-        coarse: `[B, T_1 + T_2 + .., 2 H D]`: queries and keys of the levels above, or None.
+        coarse: `[B, T_1 + T_2 + .., 2 H D]`: queries and keys of the levels above it, or None.
         sizes: `T_1, T_2, ..`.
         heads: H.
     """
@@ -43,26 +43,22 @@ def hkt_attention_projected(
     coarse: Tensor | None,
     sizes: list[int],
     weights: Tensor,
-    *,
-    causal: bool,
-    lengths: Tensor | None,
-    packed: PackedLayout | None,
+    mask: AttentionMask,
     scale: float,
 ) -> Tensor:
-    """`[B, H, T, D]`; the caller has asked `why_not` whether the kernel takes these tensors.
+    """The attended values, `[B, H, T, D]`, of tensors that the kernel takes.
 
     Args:
         fine: as in `split_projections`.
         coarse: likewise.
         sizes: likewise.
         weights: `[H, L]`, the level weights in float32.
-        causal: whether a token sees only itself and what comes before it.
-        lengths: `[B]` real tokens, which come first in each row; None if all are.
-        packed: where packed sequences lie.
+        mask: which keys a token may attend to.
         scale: factor of the dot products.
     """
-    boundaries = None if packed is None else torch.tensor(packed.boundaries)  # [L, S + 1]
-    return _Attend.apply(fine, coarse, weights, lengths, boundaries, sizes, causal, scale)
+    return _Attend.apply(
+        fine, coarse, weights, mask.lengths, boundaries_of(mask), sizes, mask.causal, scale
+    )
 
 
 class _Attend(torch.autograd.Function):
@@ -121,17 +117,7 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad_output: Tensor,
-    fine: Tensor,
-    coarse: Tensor | None,
-    weights: Tensor,
-    lengths: Tensor | None,
-    boundaries: Tensor | None,
-    output: Tensor,
-    statistics: Tensor,
-    sizes: list[int],
-    causal: bool,
-    scale: float,
+    grad_output: Tensor, fine: Tensor, coarse: Tensor | None, weights: Tensor, *_: Any
 ) -> list[Tensor]:
     gradients = _empty_gradients(fine, coarse, weights)
     return [gradient.to(fine.dtype) for gradient in gradients[:-1]] + gradients[-1:]
@@ -161,11 +147,11 @@ def _differentiate_again(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
     def attend(fine: Tensor, *given: Tensor) -> Tensor:
         *coarse, weights = given
         parts = split_projections(fine, coarse[0] if coarse else None, ctx.sizes, len(weights))
-        return attend_plainly(*parts, weights, *ctx.options)
+        return attend_by_reference(*parts, weights, *ctx.options)
 
     first, second = differentiate_gradients(attend, inputs, [grad_output], cotangents)
     coarse = second[1] if len(second) == 3 else None
-    sizes: list | None = None if ctx.sizes else []  # torch takes an empty list for one of tensors
+    sizes: list | None = None if ctx.sizes else []  # torch counts an empty list as one of tensors
     return first[0], second[0], coarse, second[-1], *[None] * 4, sizes, None, None
 
 

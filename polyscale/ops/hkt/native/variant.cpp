@@ -13,8 +13,6 @@ namespace {
 #include "simd/forward.h"
 #include "simd/backward.h"
 #include "simd/decode.h"
-#include "simd/downsample.h"
-#include "simd/weight_gradient.h"
 
 int64_t scratch_floats(const Problem* p) {
     ForwardScratch forward;
@@ -30,17 +28,10 @@ int64_t decode_floats(const Problem* p) {
     float* none = (float*)64;
     return decode.reserve(*p, Scratch{none}) - none;
 }
-
-int64_t weight_gradient_floats(const WeightGradient* w) {
-    WeightGradientScratch my;
-    float* none = (float*)64;
-    return my.reserve(*w, Scratch{none}) - none;
-}
 }  // namespace
 
 extern "C" const Variant POLYSCALE_VARIANT;
 const Variant POLYSCALE_VARIANT = {
-    QUERY_BLOCK,  scratch_floats, forward_block,   backward_part,       DECODE_CHUNK,
-    decode_floats, decode_chunk,  downsample_part, downsample_backward_part,
-    weight_gradient_floats, weight_gradient,
+    QUERY_BLOCK,  scratch_floats, forward_block, backward_part,
+    DECODE_CHUNK, decode_floats,  decode_chunk,
 };

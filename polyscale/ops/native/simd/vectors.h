@@ -3,11 +3,11 @@
 #define INFINITE __builtin_inff()
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
-// For loops over the registers of a tile: one that is left a loop keeps them all in memory.
+// For loops over the registers of a tile: a loop that is not unrolled keeps them all in memory.
 #define UNROLL _Pragma("GCC unroll 16")
 
-// Rows of a tile: as many as the registers hold. TILE columns of them divide into PRODUCT_ROWS, which
-// go with two vectors of columns, or half of them with WIDE_TILE vectors: fewer rows to load from.
+// Rows of a tile: as many as the registers hold. PRODUCT_ROWS go with two vectors of columns, or half of
+// them with WIDE_TILE vectors, which loads from fewer rows.
 #if defined(__AVX512F__)
 enum { WIDTH = 16, SCORE_ROWS = 8, PRODUCT_ROWS = 12, WIDE_TILE = 4 };
 #elif defined(__AVX2__)

@@ -27,8 +27,8 @@ class Team {
             work();
             return !failed_;
         }
-        // torch's own OpenMP threads, wherever its library came from: a second pool would compete
-        // with the first, whose threads go on spinning for a while after their work.
+        // torch's own OpenMP threads, whichever library it loaded: a second pool would compete with
+        // the first, whose threads keep spinning for a while after their work.
         typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
         static const Parallel parallel = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
         if (parallel) {

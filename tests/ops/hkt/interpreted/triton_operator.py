@@ -10,7 +10,7 @@ from triton.runtime import interpreter
 
 import polyscale as ps
 from polyscale.ops.hkt import triton as implementation
-from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.layout import PackedLayout
 from tests.ops.hkt.cases import gradients, random_case
 from tests.ops.hkt.test_values import side_padding
 
@@ -144,7 +144,7 @@ def test_a_compiled_graph_takes_it_whole_and_gives_the_same(tiles):
 
 
 def test_it_says_that_it_is_available():
-    assert implementation.triton_unavailable() is None
+    assert implementation.why_unavailable() is None
     assert not isinstance(implementation._kernels().forward_kernel, triton.JITFunction)
 
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import polyscale as ps
 from polyscale.ops.hkt import triton as implementation
+from polyscale.ops.hkt.mask import AttentionMask
 from tests.ops.hkt.cases import gradients, random_case
 from tests.ops.hkt.test_values import side_padding
 
@@ -152,9 +153,8 @@ def test_nothing_leaks_from_padding_even_if_it_is_not_finite(causal, tiles):
     tiles(16, 16)
     case = random_case(18, 2, heads=1, dtype=torch.float32)
     lengths = torch.tensor([16, 5])
-    options = {"causal": causal, "lengths": lengths, "packed": None}
-    options |= {"scale": 0.5, "relative_bias": None}
-    expected = implementation.hkt_attention_triton(*case, **options)
+    mask = AttentionMask(causal, lengths)
+    expected = implementation.hkt_attention_triton(*case, mask, 0.5)
     expected_gradients = gradients(expected, case)
     assert torch.count_nonzero(expected[1, :, 5:]) == 0
     for gradient in (expected_gradients[0], expected_gradients[2], expected_gradients[4]):
@@ -165,7 +165,7 @@ def test_nothing_leaks_from_padding_even_if_it_is_not_finite(causal, tiles):
                 tensor[row, :, length:] = float("nan")
             for tensor in (case[0][1], case[1][1]):
                 tensor[row, :, -(-length // 2) :] = float("nan")
-    actual = implementation.hkt_attention_triton(*case, **options)
+    actual = implementation.hkt_attention_triton(*case, mask, 0.5)
     assert torch.equal(actual, expected)
     for ours, before in zip(gradients(actual, case), expected_gradients, strict=True):
         assert torch.equal(ours, before)

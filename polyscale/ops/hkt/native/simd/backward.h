@@ -2,8 +2,8 @@
 #pragma once
 #include "grad_scores.h"
 
-// Sums over two by two. Rows of `from` beyond the last key, and columns beyond the last query up
-// to a whole vector, are zero.
+// Sums of blocks of two by two. Rows of `from` beyond the last key, and columns beyond the last query
+// up to a whole vector, are zero.
 static void pool(const float* from, int64_t pitch, int64_t rows, int64_t columns, float* to,
                  int64_t to_pitch) {
     for (int64_t r = 0; r < rows; r++) {
@@ -24,7 +24,7 @@ static void clear_beyond(const Level& level, int64_t first, float* scores) {
         memset(scores + key * level.pitch + first, 0, (size_t)(level.pitch - first) * sizeof(float));
 }
 
-// rows[key][:] += a[key][:] . b, into memory of whole vectors, or by way of `sums`.
+// rows[key][:] += a[key][:] . b, directly where rows are whole vectors, otherwise through `sums`.
 static void add_product(const Level& level, const float* a, int64_t query_count, const float* b,
                         int64_t width, float* to, int64_t to_pitch, float* sums) {
     const int64_t pitch = row_pitch(width), columns = padded(width);
@@ -47,8 +47,8 @@ static float* grad_key_row(const Problem& p, const Sequence& s, const Partial& t
     return (float*)p.grad_key[level].data + offset(p.grad_key[level], s, level, row);
 }
 
-// The median of three keys, channel by channel: near what all keys share, and no single key can
-// pull it away. And the key that occurs most often, if any does twice.
+// The median of three keys, channel by channel: close to what all keys share, and robust to a single
+// outlier. And the key that occurs most often, if any occurs twice.
 static void set_shared(const Problem& p, const Sequence& s, BackwardScratch& my) {
     for (int64_t l = 0; l < p.levels; l++) {
         const int64_t count = at_level(s.length, l);
@@ -86,7 +86,7 @@ static void backward_queries(const Problem& p, const Sequence& s, BackwardScratc
     const int64_t all = p.batch * p.heads * p.length;
     const int64_t row = (s.batch * p.heads + s.head) * p.length + s.start[0] + first;
     const int64_t width = row_pitch(p.width);
-    // Columns beyond the last query may have coarse scores: against infinity they are nothing.
+    // Columns beyond the last query may have coarse scores; less infinity, their weights are zero.
     for (int64_t m = count; m < QUERY_BLOCK; m++) my.largest[m] = INFINITE;
     memset(my.inverse, 0, QUERY_BLOCK * sizeof(float));
     memset(my.missing, 0, QUERY_BLOCK * sizeof(float));
@@ -107,8 +107,8 @@ static void backward_queries(const Problem& p, const Sequence& s, BackwardScratc
     const int64_t columns = padded(count);
     transpose(grad, count, p.value_width, columns, my.packed_grad);
     transpose(output, count, p.value_width, columns, my.packed_output);
-    // In the order of the products with the values: where one key has all the attention, the
-    // output is its value, the two are the same number, and the gradient of its score is zero.
+    // Summed in the order of the products with the values: where one key has all the attention, the
+    // output is its value, both products are the same number, and the gradient of its score is zero.
     for (int64_t m = 0; m < columns; m += WIDTH) {
         Vector sum = splat(0.0f);
         for (int64_t chunk = 0; chunk < p.value_width; chunk += SCORE_CHUNK) {
@@ -127,9 +127,9 @@ static void add_scaled(float* to, const float* from, const float* less, float fa
     for (int64_t d = 0; d < width; d++) to[d] += factor * (from[d] - (less ? less[d] : 0.0f));
 }
 
-// Delta was made of a rounded output, and the gradients of a row of scores are off with it. But their
-// sum is zero, which tells by how much: the factor that puts those of all but the dominant key, whose
-// sum is `others`, right again.
+// Delta comes from a rounded output, which makes the gradients of a row of scores inexact. As their
+// exact sum is zero, the error is known: this is the factor that corrects those of all but the dominant
+// key, whose sum is `others`.
 static double delta_correction(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t m,
                                double others) {
     if (p.bfloat16 || my.inverse[m] < DOMINANT) return 1.0;
@@ -139,17 +139,17 @@ static double delta_correction(const Problem& p, const Sequence& s, BackwardScra
         dot(my.grad_output + m * row_pitch(p.value_width), value.data, p.value_width);
     const double sum = product - (double)my.delta[m] + others;
     const double factor = 1.0 - (1.0 - (double)my.inverse[m]) * sum / others;
-    // Not where others is a small difference itself.
+    // Not where `others` is itself a small difference.
     return factor > 1.0 - 1e-5 && factor < 1.0 + 1e-5 ? factor : 1.0;
 }
 
-// What the dominant keys' blocks in sharp rows, left out before, add to the gradients.
+// Adds what the dominant keys' blocks in sharp rows, skipped before, contribute to the gradients.
 static void add_dominant(const Problem& p, const Sequence& s, BackwardScratch& my,
                          const Partial& to) {
     for (int64_t m = 0; m < my.tile.query_count; m++) {
         const int64_t key = (int64_t)my.dominant[m];
         if (key < 0) continue;
-        double others[MAX_LEVELS];  // outside of the block of each level
+        double others[MAX_LEVELS];  // outside the block of each level
         others[p.levels - 1] = (double)my.outside[m];
         for (int64_t l = p.levels - 1; l > 0; l--)
             others[l - 1] = others[l] + (double)my.near[l][m];
@@ -193,13 +193,13 @@ static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& 
         const Level& here = my.tile.level[l];
         float* grad_scores = my.grad_scores[l];
         if (sharp) leave_out_block(my, key, l);
-        // From the finest level on, if something was left out there.
+        // From the finest level on, if something was skipped there.
         for (int64_t k = sharp ? 0 : l - 1; k >= (pooled ? 1 : 0) && k < l; k++) {
             const Level &from = my.tile.level[k], &next = my.tile.level[k + 1];
             pool(my.grad_scores[k], from.pitch, next.key_count, next.pitch, my.grad_scores[k + 1],
                  next.pitch);
         }
-        // One more row, so that pairs are whole.
+        // One more row, so that the rows form pairs.
         memset(grad_scores + here.key_count * here.pitch, 0, (size_t)here.pitch * sizeof(float));
         const int64_t key_pitch = to.key[l] ? p.width : p.grad_key[l].row;
         add_product(here, grad_scores, here.query_count, my.queries[l], p.width,
@@ -255,7 +255,7 @@ static void backward_part(const Problem* problem, const Sequence* sequence, int6
                                          p.width, false, my.plain);
             for (int64_t m = 0; m < at_level(count, l); m++) {
                 const float* grad = my.grad_queries[best_centre(my, l, m)][l] + m * width;
-                // The weight of a level times its scores: the same sum, without the weight.
+                // The gradient of a level's weight: the same sum, without the weight.
                 if (!from_scores)
                     grad_weights[l] += dot(grad, query.data + m * query.pitch, p.width) * p.scale;
                 float* row = (float*)p.grad_query[l].data +

@@ -1,51 +1,40 @@
-// Blocks of rows in scratch memory, products of blocks, and the merged scores of one tile.
+// Blocks of rows in scratch memory and the merged scores of one tile.
 #pragma once
-#include "native/simd/vectors.h"
+#include "native/simd/products.h"
 
-// Divisible by 2**(MAX_LEVELS - 1), so that a block of queries or keys is whole at every level,
-// and QUERY_BLOCK by the columns of a score tile. Where the cache has room, at the coarse levels, too,
-// and KEY_BLOCK by PRODUCT_ROWS: small products there are slow ones. Processors with AVX-512 have at
-// least 1 MiB for each core.
+// Divisible by 2**(MAX_LEVELS - 1), so that a block of queries or keys is whole at every level, and
+// QUERY_BLOCK by the columns of a score tile. Where the cache has room, also at the coarse levels, and
+// KEY_BLOCK by PRODUCT_ROWS, as partial tiles are slow. Processors with AVX-512 have at least 1 MiB of
+// cache for each core.
 enum { TILE = 3 };
 #if defined(__AVX512F__)
 enum { QUERY_BLOCK = 192, KEY_BLOCK = 240 };
 #else
 enum { QUERY_BLOCK = 96, KEY_BLOCK = 128 };
 #endif
+static_assert(QUERY_BLOCK % (1 << (MAX_LEVELS - 1)) == 0, "blocks of queries are whole");
+static_assert(KEY_BLOCK % (1 << (MAX_LEVELS - 1)) == 0, "blocks of keys are whole");
 
-// Channels of a score that are summed one after the other; the sums are then added. In one go
-// rounding errors would grow with the width of a head.
+// Channels of a score that are summed at a time, before the sums are added. In a single sum, rounding
+// errors would grow with the width of a head.
 enum { SCORE_CHUNK = 16 };
 
-// Keys whose weights, and weighted values, are summed one after the other where one key may have
-// nearly all the attention: added to it one by one, the others would be rounded away.
+// Keys whose weights, and weighted values, are summed at a time where one key may have nearly all the
+// attention: added to it one by one, the others would be rounded away.
 enum { SUM_CHUNK = 16 };
 
-// A key with more than DOMINANT of the attention leaves all others together less than a 16th, so that
-// none of them has a large score, too, with rounding errors alike.
+// A key with more than DOMINANT of the attention leaves less than a 16th to all others together, so
+// that none of them has a score as large, with rounding errors as large.
 constexpr float DOMINANT = 16.0f / 17.0f;
-
-struct Rows {
-    const float* data;
-    int64_t pitch;
-};
 
 // Above this attention of a key, a block of the coarsest level may have half of the attention.
 INLINE float sharp_attention(const Problem& p) {
     return 0.5f / (float)((int64_t)1 << (p.levels - 1));
 }
 
-// What a level's dot products count for.
+// The factor of a level's dot products.
 INLINE double score_factor(const Problem& p, const Sequence& s, int64_t level) {
     return p.scale * (double)p.weights[s.head * p.levels + level];
-}
-
-INLINE int64_t padded(int64_t width) { return round_up(width, WIDTH); }
-
-// Distance of copied rows. A power of two would put a column of all rows in few sets of the cache.
-INLINE int64_t row_pitch(int64_t width) {
-    const int64_t whole = padded(width);
-    return whole % 32 ? whole : whole + 16;
 }
 
 // Rows as floats, times a factor per row if there is one; rows up to `filled` and channels up to a
@@ -73,8 +62,8 @@ static Rows copy_rows(const Problem& p, const Tensor& t, const Sequence& s, int6
     return {scratch, pitch};
 }
 
-// Rows where they are, if they can be read as whole vectors of floats there, else copied.
-// Rows far apart would evict each other from the cache when read again and again.
+// Rows in place, if they can be read as whole vectors of floats there, otherwise copied. Rows with a
+// large stride would evict each other from the cache when they are read repeatedly.
 static Rows view_rows(const Problem& p, const Tensor& t, const Sequence& s, int64_t level,
                       int64_t first, int64_t count, int64_t width, bool whole, float* scratch) {
     if (!p.bfloat16 && (!whole || (width % WIDTH == 0 && t.row == width)))
@@ -93,116 +82,9 @@ static void write_row(const Problem& p, const Tensor& t, int64_t to, const float
     }
 }
 
-#if defined(__AVX2__)
-INLINE void transpose_eight(const float* from, int64_t pitch, float* to, int64_t to_pitch) {
-    __m256 row[8], pair[8], quad[8];
-    for (int i = 0; i < 8; i++) row[i] = _mm256_loadu_ps(from + i * pitch);
-    for (int i = 0; i < 8; i += 2) {
-        pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
-        pair[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            quad[i + 2 * j] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0x44);
-            quad[i + 2 * j + 1] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0xEE);
-        }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(to + i * to_pitch, _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x20));
-        _mm256_storeu_ps(to + (i + 4) * to_pitch,
-                         _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x31));
-    }
-}
-#endif
-
-// [rows][width] to [width][columns], zero beyond the rows.
-static void transpose(Rows from, int64_t rows, int64_t width, int64_t columns, float* to) {
-    int64_t done_rows = 0, done_width = 0;
-#if defined(__AVX2__)
-    done_rows = rows / 8 * 8, done_width = width / 8 * 8;
-    for (int64_t m = 0; m < done_rows; m += 8)
-        for (int64_t d = 0; d < done_width; d += 8)
-            transpose_eight(from.data + m * from.pitch + d, from.pitch, to + d * columns + m,
-                            columns);
-#endif
-    for (int64_t m = 0; m < columns; m++)
-        for (int64_t d = m < done_rows ? done_width : 0; d < width; d++)
-            to[d * columns + m] = m < rows ? from.data[m * from.pitch + d] : 0.0f;
-}
-
-template <int R, int C, bool TRANSPOSED>
-INLINE void product_tile(const float* const* rows, int64_t pitch, int64_t count, const float* b,
-                         int64_t b_pitch, float* c, int64_t c_pitch, const float* factor) {
-    // Summed from zero and then added: rounding errors grow with the length of a block and the
-    // number of blocks, not with their product.
-    Vector acc[R][C];
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < C; j++) {
-            acc[r][j] = splat(0.0f);
-            if (!TRANSPOSED) __builtin_prefetch(c + r * c_pitch + j * WIDTH, 1);
-        }
-    multiply<R, C, TRANSPOSED>(acc, count, rows, pitch, b, b_pitch);
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < C; j++) {
-            float* at = c + r * c_pitch + j * WIDTH;
-            store(at, (factor ? load(at) * splat(factor[r]) : load(at)) + acc[r][j]);
-        }
-}
-
-template <int R, bool TRANSPOSED>
-static void product_rows(const float* a, int64_t pitch, int64_t count, const float* b,
-                         int64_t b_pitch, float* c, int64_t c_pitch, int64_t columns,
-                         const float* factor) {
-    const float* rows[R];
-    for (int r = 0; r < R; r++) rows[r] = TRANSPOSED ? a + r : a + r * pitch;
-    int64_t j = 0;
-    if constexpr (WIDE_TILE > 2 && R <= PRODUCT_ROWS / 2)
-        for (; j + WIDE_TILE * WIDTH <= columns; j += WIDE_TILE * WIDTH)
-            product_tile<R, WIDE_TILE, TRANSPOSED>(rows, pitch, count, b + j, b_pitch, c + j,
-                                                   c_pitch, factor);
-    for (; j + 2 * WIDTH <= columns; j += 2 * WIDTH)
-        product_tile<R, 2, TRANSPOSED>(rows, pitch, count, b + j, b_pitch, c + j, c_pitch, factor);
-    if (j < columns)
-        product_tile<R, 1, TRANSPOSED>(rows, pitch, count, b + j, b_pitch, c + j, c_pitch, factor);
-}
-
-// As many rows as there are, up to R.
-template <int R, bool TRANSPOSED>
-static void product_group(int64_t rows, const float* a, int64_t pitch, int64_t count,
-                          const float* b, int64_t b_pitch, float* c, int64_t c_pitch,
-                          int64_t columns, const float* factor) {
-    if constexpr (R > 0) {
-        if (rows == R)
-            product_rows<R, TRANSPOSED>(a, pitch, count, b, b_pitch, c, c_pitch, columns, factor);
-        else
-            product_group<R - 1, TRANSPOSED>(rows, a, pitch, count, b, b_pitch, c, c_pitch,
-                                             columns, factor);
-    }
-}
-
-// c[r][:] = c[r][:] * factor[r] + sum_k a(r, k) b[k][:] for r < rows, columns a multiple of WIDTH.
-// TRANSPOSED: a(r, k) = a[k * pitch + r] and k < count is at most r + diagonal if that is given;
-// else a(r, k) = a[r * pitch + k] and k is at least r + diagonal.
-template <bool TRANSPOSED>
-static void product(const float* a, int64_t pitch, int64_t rows, int64_t count, const float* b,
-                    int64_t b_pitch, float* c, int64_t c_pitch, int64_t columns,
-                    const float* factor, const int64_t* diagonal) {
-    const bool wide = WIDE_TILE > 2 && columns % (WIDE_TILE * WIDTH) == 0;
-    const int64_t group = wide ? PRODUCT_ROWS / 2 : PRODUCT_ROWS;
-    for (int64_t r = 0; r < rows; r += group) {
-        const int64_t here = least(group, rows - r);
-        int64_t first = 0, last = count;
-        if (diagonal && TRANSPOSED) last = most(0, least(count, r + here + *diagonal));
-        if (diagonal && !TRANSPOSED) first = least(count, most(0, r + *diagonal));
-        product_group<PRODUCT_ROWS, TRANSPOSED>(
-            here, TRANSPOSED ? a + r : a + r * pitch + first, pitch, last - first,
-            b + first * b_pitch, b_pitch, c + r * c_pitch, c_pitch, columns,
-            factor ? factor + r : nullptr);
-    }
-}
-
-// The scores of one level, keys down, queries across, plus those of the next coarser level, each
-// of which stands for two by two. They go through `finish` while they are still in registers, which
-// is told, too, of vectors that are skipped because all their queries are earlier than all their keys.
+// The scores of one level, with a row per key and a column per query, plus those of the next coarser
+// level, each of which covers two by two. They pass through `finish` while they are in registers, which
+// is also told of vectors that are skipped because all their queries precede all their keys.
 struct Level {
     Rows keys;
     int64_t key_count;           // rows; those beyond it in the last group repeat the last
@@ -211,7 +93,7 @@ struct Level {
     const float* coarse;         // [key_count / 2][coarse_pitch], or null
     int64_t coarse_pitch;
     bool causal;
-    int64_t ahead;  // number of the first key less that of the first query, at this level
+    int64_t ahead;  // number of the first key minus that of the first query, at this level
 
     bool is_hidden(int64_t key, int64_t query) const { return causal && query < key + ahead; }
 
@@ -225,8 +107,8 @@ template <int C>
 INLINE void add_coarse(const Level& level, Vector (&acc)[SCORE_ROWS][C], int64_t key,
                        int64_t column) {
     if (!level.coarse) return;
-    // Added last: a sum that starts at a large number rounds every product to its size. Two keys
-    // share a coarse one, also where rows beyond the last repeat it.
+    // Added last: a sum that starts at a large number rounds every product to its size. Two keys share
+    // a coarse one, also where rows beyond the last key repeat it.
     UNROLL for (int r = 0; r < SCORE_ROWS; r += 2) {
         const int64_t row = least(key + r, level.key_count - 1) >> 1;
         const float* from = level.coarse + row * level.coarse_pitch + column / 2;
@@ -266,7 +148,7 @@ INLINE void score_tile(const Level& level, int64_t width, int64_t key, int64_t c
     }
 }
 
-// Some columns for all keys, then the next ones: the queries stay in the nearest cache.
+// Some columns for all keys, then the next columns, so that the queries stay in the nearest cache.
 template <class Finish>
 static void score_tiles(const Level& level, int64_t width, Finish& finish) {
     const int64_t columns = padded(level.query_count);
@@ -291,7 +173,7 @@ INLINE void hide_later(const Level& level, Vector (&acc)[SCORE_ROWS][C], int64_t
     const Integers lane = lane_numbers();
     for (int r = 0; r < SCORE_ROWS; r++)
         for (int c = 0; c < C; c++) {
-            // Rows beyond the last repeat it: they see what it sees.
+            // Rows beyond the last key repeat it, so they are visible to the same queries.
             const int32_t row = (int32_t)least(key + r, level.key_count - 1);
             const int32_t first = row + (int32_t)level.ahead - (int32_t)(column + c * WIDTH);
             acc[r][c] = choose((Integers)(lane >= first), acc[r][c], splat(-INFINITE));
@@ -363,7 +245,7 @@ struct Tile {
         }
     }
 
-    // Coarse levels are scored and folded into each other; level 0 is left to the caller.
+    // Scores the coarse levels, each with all coarser ones; level 0 is left to the caller.
     void set_keys(const Problem& p, const Sequence& s, int64_t first, int64_t count) {
         for (int64_t l = p.levels - 1; l >= 0; l--) {
             Level& here = level[l];
@@ -384,7 +266,7 @@ struct Tile {
         }
     }
 
-    // No score of the tile, nor what it is summed from, is larger.
+    // An upper bound of the tile's scores and of their partial sums.
     float score_bound(const Problem& p) const {
         float bound = 0.0f;
         for (int64_t l = 0; l < p.levels; l++)

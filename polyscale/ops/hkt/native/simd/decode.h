@@ -5,6 +5,7 @@
 
 // Divisible by 2**(MAX_LEVELS - 1) and by WIDTH at every level.
 enum { DECODE_CHUNK = 512 };
+static_assert((DECODE_CHUNK >> (MAX_LEVELS - 1)) % WIDTH == 0, "chunks are whole at every level");
 
 struct DecodeScratch {
     float *scores[MAX_LEVELS], *query, *keys, *values, *output;
@@ -24,8 +25,8 @@ struct DecodeScratch {
 };
 
 // scores[n] = query . row n: a vector of rows at a time, each with its own sums, which are added
-// up crosswise at the end. Rows beyond the last repeat it. Returns at least the norm of the longest
-// row: that of a vector of rows together, found while they are at hand.
+// pairwise at the end. Rows beyond the last repeat it. Returns an upper bound of the norm of the longest
+// row, that of a vector of rows together, computed while they are in registers.
 static float score_rows(Rows rows, int64_t count, const float* query, int64_t width,
                         float* scores) {
     Vector largest = splat(0.0f);
@@ -88,7 +89,7 @@ static void weigh_rows(Rows rows, int64_t count, const float* weights, int64_t w
         weigh_columns<1>(rows.data + d, rows.pitch, count, weights, output + d);
 }
 
-// The scores of one query again, now exact and less the largest of them, which is returned.
+// Computes the scores of one query again, in double precision and minus the largest, which is returned.
 static float exact_scores(const Problem& p, const Sequence& s, DecodeScratch& my, int64_t query,
                           int64_t first, int64_t count) {
     for (int64_t l = p.levels - 1; l >= 0; l--) {
@@ -128,9 +129,9 @@ static float exponentials_of(float* scores, int64_t count, float top) {
     return sum;
 }
 
-// A chunk's kept scores at a level. Behind them is room for a vector.
-static float* kept_row(const Problem& p, const Sequence& s, int64_t level, int64_t first) {
-    const Tensor& t = p.kept[level];
+// A chunk's scores of a coarse level, with room for a vector behind them.
+static float* coarse_row(const Problem& p, const Sequence& s, int64_t level, int64_t first) {
+    const Tensor& t = p.coarse_scores[level];
     return (float*)t.data + s.batch * t.batch + s.head * t.head + (first >> level);
 }
 
@@ -159,11 +160,11 @@ static void decode_chunk(const Problem* problem, const Sequence* sequence, int64
         }
         float score_bound = 0.0f;
         const float* coarse = nullptr;
-        if (p.known_from < p.levels) {
-            coarse = kept_row(p, s, p.known_from, first);
-            score_bound = coarse[p.kept[p.known_from].row];
+        if (p.first_reused < p.levels) {
+            coarse = coarse_row(p, s, p.first_reused, first);
+            score_bound = coarse[p.coarse_scores[p.first_reused].row];
         }
-        for (int64_t l = p.known_from - 1; l >= 0; l--) {
+        for (int64_t l = p.first_reused - 1; l >= 0; l--) {
             const int64_t rows = at_level(count, l);
             copy_rows(p, p.query[l], s, l, m, 1, 1, p.width,
                       (float)score_factor(p, s, l), nullptr, my.query);
@@ -175,10 +176,10 @@ static void decode_chunk(const Problem* problem, const Sequence* sequence, int64
             for (int64_t n = 0; n < rows && coarse; n += WIDTH)
                 store(fine + n, load(fine + n) + load_doubled(coarse + n / 2));
             coarse = fine;
-            if (l == 0 || !p.kept[l].data) continue;
-            float* kept = kept_row(p, s, l, first);
-            memcpy(kept, fine, (size_t)rows * sizeof(float));
-            kept[p.kept[l].row] = score_bound;
+            if (l == 0 || !p.coarse_scores[l].data) continue;
+            float* saved = coarse_row(p, s, l, first);
+            memcpy(saved, fine, (size_t)rows * sizeof(float));
+            saved[p.coarse_scores[l].row] = score_bound;
         }
         mine[0] = -INFINITE;
         for (int64_t n = 0; n < count; n++)

@@ -1,10 +1,10 @@
-// Scores of a tile in double precision, where queries and keys are so long that sums in float would
-// round away what the softmax sees. They leave here less the largest one, as small numbers.
+// Scores of a tile in double precision, for queries and keys so long that sums in float would lose
+// differences that matter to the softmax. They are returned minus the largest one, as small numbers.
 #pragma once
 #include "blocks.h"
 
-// Floats of this size lie 2**-16 apart. The bound is a generous one, and most scores are far smaller:
-// below it, outputs err by less than 2e-6 and gradients by less than 2e-5 of the largest.
+// Floats of this size are 2**-16 apart. The bound is generous, as most scores are far smaller: below
+// it, the error is less than 2e-6 of the largest output and 2e-5 of the largest gradient.
 enum { LARGE_SCORE = 128 };
 
 enum { DOUBLES = WIDTH / 2, EXACT_ROWS = 4, EXACT_TILE = 4 };
@@ -33,7 +33,7 @@ INLINE double dot(const float* a, const float* b, int64_t width) {
     return sum;
 }
 
-// Of bfloat16 inputs the answer is rounded far more than that.
+// With bfloat16 inputs, results are rounded far more than that.
 INLINE bool needs_exact(const Problem& p, float score_bound) {
     return !p.bfloat16 && score_bound > LARGE_SCORE;
 }
@@ -55,7 +55,7 @@ struct ExactProduct {
                 columns[d * pitch + m] = m < count ? (double)from.data[m * from.pitch + d] : 0.0;
     }
 
-    // Times a factor, plus the coarse products, each of which stands for two by two.
+    // Times a factor, plus the coarse products, each of which covers two by two.
     void compute(const Level& level, int64_t width, double factor, const ExactProduct* coarse) {
         for (int64_t row = 0; row < level.key_count; row += EXACT_ROWS)
             for (int64_t column = 0; column < level.query_count; column += EXACT_TILE * DOUBLES)
@@ -120,7 +120,7 @@ struct ExactScores {
     // Scores of a key, for the queries that see it.
     const double* row(int64_t key) const { return level[0].row(key); }
 
-    // Scores of a key less each query's largest; minus infinity where the key is not seen.
+    // Scores of a key minus each query's largest; minus infinity where the query does not see the key.
     void less(const Level& fine, int64_t key, int64_t count, const float* largest,
               float* to) const {
         const double* from = row(key);

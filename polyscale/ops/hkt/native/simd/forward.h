@@ -45,7 +45,7 @@ struct KeepLargest {
     }
 };
 
-// The scores again, now exact and less the largest of them so far, which may have moved a little.
+// Computes the scores again, exact and minus the largest so far, which may have changed slightly.
 static void make_exact(const Problem& p, const Sequence& s, ForwardScratch& my, int64_t count) {
     my.exact.compute(p, s, my.tile, my.plain);
     const Level& fine = my.tile.level[0];
@@ -61,7 +61,7 @@ static void make_exact(const Problem& p, const Sequence& s, ForwardScratch& my, 
         my.exact.less(fine, key, count, my.next_largest, my.scores + key * fine.pitch);
 }
 
-// `is_less`: the largest score is taken off already.
+// `is_less`: the largest score has been subtracted already.
 template <int C>
 static void exponentials(const ForwardScratch& my, int64_t pitch, int64_t keys, int64_t column,
                          bool is_less) {
@@ -102,8 +102,8 @@ static bool is_sharp(const float* block_sum, int64_t count) {
     return false;
 }
 
-// Notes which keys of a block have most of a query's attention. In exact tiles nothing is noted:
-// there, what is left of the largest score is in the exponentials already.
+// Notes which keys of a block have most of a query's attention. Not in exact tiles, where the
+// exponentials already contain what rounding takes from the largest score.
 static void note_dominant(const ForwardScratch& my, int64_t pitch, int64_t first_key, int64_t keys,
                           int64_t column, int64_t columns, bool exact) {
     for (int64_t m = column; m < column + columns; m += WIDTH) {
@@ -133,9 +133,9 @@ static void add_values(const ForwardScratch& my, Rows values, int64_t count, int
     }
 }
 
-// The largest score is a float: rounded, and all other weights of its row are off by the same
-// factor. Where one key has nearly all the attention its score is made again in double precision;
-// sum and output are put right, and what was missing is returned.
+// The largest score is rounded to a float, which changes all other weights of its row by the same
+// factor. Where one key has nearly all the attention, its score is computed again in double precision;
+// sum and output are corrected, and the difference is returned.
 static float correct_dominant(const Problem& p, const Sequence& s, ForwardScratch& my, int64_t m) {
     if (p.bfloat16 || my.dominant[m] < 0.0f || !(my.sum[m] * DOMINANT < 1.0f)) return 0.0f;
     const int64_t key = (int64_t)my.dominant[m];
@@ -183,7 +183,7 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
 
         for (int64_t column = 0; column < fine.pitch; column += TILE * WIDTH) {
             const int64_t columns = least(TILE * WIDTH, fine.pitch - column);
-            // Below the diagonal, counted in whole tiles as the scores are.
+            // Below the diagonal, counted in whole tiles like the scores.
             int64_t seen = p.causal ? least(keys, column + columns - fine.ahead) : keys;
             seen = most(seen, 0);
             if (columns == TILE * WIDTH) exponentials<TILE>(my, fine.pitch, seen, column, exact);

@@ -1,17 +1,17 @@
-// The gradients of a tile's scores. Scores are computed again, tile by tile, in the same order as in
-// the forward pass, so that they are the same numbers.
+// The gradients of a tile's scores. Scores are recomputed tile by tile, in the order of the forward pass,
+// so that they are the same numbers.
 //
 // With e = exp(score - largest) and i = 1 / sum of e, attention is e * i. The factor i goes into
 // the gradient of the output (g = i * grad_output), so that
 //     grad_value = e^T g,    grad_score = e * (g value^T - delta),    delta = g . output.
-// The gradients of a row of scores sum to zero. So its query's gradient may take the keys less
-// one and the same vector: what all keys share would only leave rounding errors. Where there are equal
-// keys such a key is tried, too: the gradients of their scores may cancel but for little, and times
-// zero they leave no error. And where the key with
-// the largest score (the first of them), or its block at some level, has most of the attention, the
-// gradient of its score, a small difference of large numbers, is set to what makes the sum zero.
-// That is done in all rows where such a block may have half: where it has less, the sum of the others
-// is as good as the difference, and a block without that key cannot have so much that little is left.
+// The gradients of a row of scores sum to zero, so the gradient of its query stays the same when one
+// vector is subtracted from all keys. Subtracting what the keys have in common avoids rounding errors.
+// Where keys are equal, subtracting their common value is tried as well: the gradients of their scores
+// may nearly cancel, and they then multiply zeros, which leaves no error. Where the key with the largest
+// score (the first of them), or its block at some level, has most of the attention, the gradient of its
+// score is a small difference of large numbers and is set to what makes the sum zero. That is done in
+// all rows where such a block may have half of the attention: below half, the sum of the others is no
+// better than the difference, and a block without that key cannot have nearly all the attention.
 #pragma once
 #include "exact.h"
 
@@ -26,8 +26,8 @@ struct EqualKeys {
         times = (int32_t*)scratch.take(room);
     }
 
-    // The key that occurs most often, or -1 if none does twice. Keys that differ in few channels may
-    // be missed: a search that takes long is given up.
+    // The key that occurs most often, or -1 if none occurs twice. Keys that differ in few channels may
+    // be missed, as a long search is abandoned.
     int64_t most_common(Rows keys, int64_t count, int64_t width) {
         enum { LONG = 16 };
         int64_t slots = 16, found = -1, most_times = 1;
@@ -62,30 +62,30 @@ struct EqualKeys {
     }
 };
 
-// What keys are taken less of: the median of some, and the most common one if there are equal keys.
+// What is subtracted from keys: the median of some, and the most common key if some are equal.
 enum { MEDIAN = 0, COMMON = 1, MAX_CENTRES = 2 };
 
 struct BackwardScratch {
     Tile tile;
     ExactScores exact;
     ExactProduct exact_by_value;
-    // [keys][queries]. Gradients take the place of what they are made of, to stay in the cache: at
-    // level 0 that of the weights, above it that of the coarse scores.
+    // [keys][queries]. Gradients overwrite what they are computed from, so that they stay in the cache:
+    // the weights at level 0, the coarse scores above it.
     float* grad_scores[MAX_LEVELS];
     float* weights;
     float* queries[MAX_LEVELS];                     // [queries][width] with scale and level weight
-    // [queries][width] without; by keys less each of the vectors in `shared`.
+    // [queries][width] without; from keys minus each of the vectors in `shared`.
     float* grad_queries[MAX_CENTRES][MAX_LEVELS];
     float *grad_output, *packed_grad, *packed_output, *values, *plain, *sums;
-    float* shared[MAX_CENTRES][MAX_LEVELS];         // by the sequence's keys, [width]
+    float* shared[MAX_CENTRES][MAX_LEVELS];         // of the sequence's keys, [width]
     int centres[MAX_LEVELS];                        // how many of them there are
     float* balance[MAX_LEVELS];                     // per query, see weigh_common
-    float* centred;                                 // keys of a tile less what they share
+    float* centred;                                 // keys of a tile minus what they share
     float *largest, *inverse, *missing, *delta;     // per query
     float sharp_attention;
     float* dominant;                                // per query: number of a key, or -1
-    // Per query: sums of gradients of scores, in the dominant key's block of a level but not in its
-    // block of the level below, and outside of all.
+    // Per query: sums of gradients of scores, inside the dominant key's block of a level but outside its
+    // block of the level below, and outside all of them.
     float *near[MAX_LEVELS], *outside;
     double *exact_sum, *exact_delta, *exact_row;    // per query
     double exact_products[MAX_LEVELS + 1];          // of gradients and scores from a level up
@@ -143,7 +143,7 @@ struct KeepExponentials {
             UNROLL for (int c = 0; c < C; c++) store(to + r * level.pitch + c * WIDTH, acc[r][c]);
         Vector top[C];
         for (int c = 0; c < C; c++) top[c] = load(largest + column + c * WIDTH);
-// Unrolled, exponentials would take registers from each other.
+// Unrolled, the exponentials would run out of registers.
 #pragma GCC unroll 1
         for (int r = 0; r < SCORE_ROWS; r++, to += level.pitch)
             for (int c = 0; c < C; c++)
@@ -151,8 +151,8 @@ struct KeepExponentials {
     }
 };
 
-// Gradients, in place of the weights. And, if they are asked for, their sums over two by two, which
-// are those of the next level.
+// Gradients, which overwrite the weights; and on request their sums of two by two, which are the
+// gradients of the next level.
 struct KeepGradScores {
     const Level& level;
     float* scores;
@@ -189,8 +189,8 @@ struct KeepGradScores {
     }
 };
 
-// In sharp rows: notes which key is dominant; the weights of all others, less what the largest score
-// misses.
+// In sharp rows: notes which key is dominant, and corrects the weights of all others for what rounding
+// took from the largest score.
 static void correct_others(BackwardScratch& my, int64_t first_key) {
     const Level& fine = my.tile.level[0];
     for (int64_t m = 0; m < fine.pitch; m += WIDTH) {
@@ -219,7 +219,7 @@ static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& 
     }
 }
 
-// The weights of a tile; returns what makes the products of values and the gradient of the output.
+// Computes the weights of a tile; returns the product of values and the gradient of the output.
 static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
                          int64_t keys, bool exact, bool sharp) {
     my.tile.set_keys(p, s, key, keys);
@@ -239,7 +239,7 @@ static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& m
 }
 
 // Where one key has nearly all the attention, the gradient of its score is a small difference. It is
-// kept by a delta that is the mean of the very numbers it is then taken from.
+// preserved by a delta that is the mean of the very numbers from which it is then subtracted.
 static void set_exact_delta(const Problem& p, const Sequence& s, BackwardScratch& my,
                             int64_t end) {
     const int64_t count = my.tile.query_count;
@@ -274,8 +274,8 @@ static void exact_grad_scores(const Problem& p, BackwardScratch& my, const Level
         }
         for (int64_t m = 0; m < first; m++) row[m] = 0.0f;
         for (int64_t m = count; m < by_value.pitch; m++) row[m] = 0.0f;
-        // Scores of a row that differ little may be large: of their products with gradients that
-        // sum to zero, floats would keep nothing.
+        // Scores of a row may be large and differ little: in float, their products with gradients
+        // that sum to zero would lose all digits.
         for (int64_t l = 0; l < p.levels; l++) {
             const double* scores = my.exact.level[l].row(key >> l);
             double sum = 0.0;
@@ -285,7 +285,7 @@ static void exact_grad_scores(const Problem& p, BackwardScratch& my, const Level
     }
 }
 
-// In sharp rows of a tile: leaves out the dominant key's block of a level, and notes what was in it.
+// In sharp rows of a tile: skips the dominant key's block of a level, and notes what it contained.
 static void leave_out_block(BackwardScratch& my, int64_t first_key, int64_t level) {
     const Level& fine = my.tile.level[0];
     for (int64_t m = 0; m < fine.query_count; m++) {
@@ -302,8 +302,8 @@ static void leave_out_block(BackwardScratch& my, int64_t first_key, int64_t leve
     }
 }
 
-// Per query, the attention of all other keys less that of the most common one and its equals: below
-// zero where these may cancel.
+// Per query, the attention of all other keys minus that of the most common key and its equals: negative
+// where the gradients of these may cancel.
 static void weigh_common(BackwardScratch& my, int64_t level, int64_t width) {
     const Level &fine = my.tile.level[0], &here = my.tile.level[level];
     for (int64_t n = 0; n < here.key_count; n++) {
@@ -317,7 +317,7 @@ static void weigh_common(BackwardScratch& my, int64_t level, int64_t width) {
     }
 }
 
-// Of a query of some level: which of the gradients made with different centres to take.
+// Which of a query's gradients, computed with different centres, to use.
 static int best_centre(const BackwardScratch& my, int64_t level, int64_t query) {
     float sum = 0.0f;
     for (int64_t m = query << level; m < least((query + 1) << level, my.tile.query_count); m++)
@@ -325,7 +325,7 @@ static int best_centre(const BackwardScratch& my, int64_t level, int64_t query) 
     return sum < 0.0f ? COMMON : MEDIAN;
 }
 
-// Adds up what the tile has left.
+// Adds the rest of the tile.
 static void add_outside(BackwardScratch& my) {
     const Level& fine = my.tile.level[0];
     for (int64_t m = 0; m < fine.pitch; m += WIDTH) {

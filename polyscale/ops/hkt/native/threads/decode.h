@@ -4,7 +4,7 @@
 
 namespace {
 
-// Chunks of cached keys, over all heads. What they found is merged at the end, in order.
+// A task is a chunk of cached keys of one head. The results are merged at the end, in order.
 class Decode : public Team {
    public:
     Decode(const Problem& p, const Variant& v, const std::vector<Sequence>& all, int64_t chunks)
@@ -48,7 +48,7 @@ class Decode : public Team {
         for (int64_t d = 0; d < p_.value_width; d++) sum[d] = 0.0f;
         for (int64_t chunk = 0; chunk < chunks_; chunk++) {
             const float* mine = result(sequence * chunks_ + chunk) + query * (p_.value_width + 2);
-            // What is not a number goes through.
+            // NaN is passed on.
             if (mine[0] == -INFINITY && mine[1] == 0.0f) continue;
             const float largest = top > mine[0] ? top : mine[0];
             const float before = expf(top - largest), now = expf(mine[0] - largest);

@@ -15,7 +15,7 @@ std::vector<Sequence> sequences_of(const Problem& p) {
     for (int64_t b = 0; b < p.batch; b++)
         for (int64_t h = 0; h < p.heads; h++)
             for (int64_t n = 0; n < most(1, p.sequences); n++) {
-                Sequence s{b, h, {0, 0, 0, 0, 0}, p.lengths ? p.lengths[b] : p.length};
+                Sequence s{b, h, {}, p.lengths ? p.lengths[b] : p.length};
                 if (p.sequences) {
                     for (int64_t l = 0; l < p.levels; l++)
                         s.start[l] = p.boundaries[l * (p.sequences + 1) + n];

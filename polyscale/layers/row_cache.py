@@ -1,4 +1,4 @@
-"""What all decoding caches share: tensors with the batch first, changed row by row."""
+"""What all decoding caches share: tensors with the batch first, reordered row by row."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class RowCache(ABC):
-    """The memory of one attention layer while it writes. Empty until the layer fills it."""
+    """The state of one attention layer while it decodes. Empty until the layer fills it."""
 
     columns = 0  # tokens fed so far, padding included: no row has more
-    lengths: Tensor | None = None  # [B] real tokens of each row
-    device: torch.device | None = None  # where the layer computes, also while the state is away
+    lengths: Tensor | None = None  # [B] real tokens of each row, padding excluded
+    device: torch.device | None = None  # of the layer, also while the state is offloaded
 
     @property
     def is_empty(self) -> bool:
@@ -31,15 +31,15 @@ class RowCache(ABC):
 
     def select(self, indices: Tensor) -> None:
         """Keep these rows, in this order (beam search)."""
-        self.apply(lambda kept: kept.index_select(0, indices.to(kept.device)))
+        self.apply(lambda state: state.index_select(0, indices.to(state.device)))
 
     def repeat(self, times: int) -> None:
         """Each row `times` times."""
-        self.apply(lambda kept: kept.repeat_interleave(times, dim=0))
+        self.apply(lambda state: state.repeat_interleave(times, dim=0))
 
     def to(self, device: torch.device | str) -> None:
         """Move to a device."""
-        self.apply(lambda kept: kept.to(device, non_blocking=True))
+        self.apply(lambda state: state.to(device, non_blocking=True))
 
     def check_batch(self, batch: int) -> None:
         """Raise unless new tokens have as many rows as the cache."""

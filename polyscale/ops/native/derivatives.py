@@ -1,8 +1,7 @@
-"""Derivatives that the kernels do not have: who asks for them, and how they are taken instead.
+"""Derivatives that the kernels do not have: how they are detected, and what computes them instead.
 
-The kernels compute values and gradients. Gradients of those gradients are taken of plain torch
-functions that compute the same; tangents (forward mode) and torch.func are left to other
-implementations.
+The kernels compute values and gradients. Gradients of gradients are those of plain torch functions
+that compute the same; forward-mode AD and torch.func are left to other implementations.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +18,9 @@ def transformed(tensors: Sequence[Tensor]) -> bool:
 
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """Whether forward-mode AD carries a tangent in one of these."""
+    """Whether one of these has a tangent of forward-mode AD."""
     if torch.compiler.is_compiling():
-        return forward_ad._current_level >= 0  # any may: a compiler traces without tangents
+        return forward_ad._current_level >= 0  # any may have one: tracing hides tangents
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
@@ -39,8 +38,8 @@ def refuse_tangents(*cotangents: Tensor | None) -> None:
     """Raise where a backward pass is itself differentiated in forward mode."""
     if has_tangent([cotangent for cotangent in cotangents if cotangent is not None]):
         raise NotImplementedError(
-            "the gradients of the native kernel take no tangents (forward-mode AD inside of a "
-            "backward pass); use impl='reference'"
+            "the backward pass of a native kernel has no forward-mode derivatives; "
+            "use impl='reference'"
         )
 
 
@@ -53,17 +52,17 @@ def differentiate_gradients(
     """The backward pass of a backward pass.
 
     Args:
-        function: plain torch that computes what the kernel does.
-        inputs: what the kernel was given.
-        grad_outputs: the gradients of its outputs.
-        cotangents: what arrives for the gradients of the inputs.
+        function: plain torch that computes the same as the kernel.
+        inputs: of the kernel.
+        grad_outputs: gradients of its outputs.
+        cotangents: gradients of a loss by the gradients of the inputs.
 
     Returns:
         Gradients of `grad_outputs` and of `inputs`.
     """
     once_more = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Views of their own: an input may stand at two places, or be made of another one.
+        # Separate views, as an input may be passed twice or be computed from another one.
         leaves = [x.view_as(x).requires_grad_() for x in inputs]
         upstream = [x.view_as(x).requires_grad_() for x in grad_outputs]
         gradients = torch.autograd.grad(function(*leaves), leaves, upstream, create_graph=True)

@@ -1,12 +1,17 @@
 // The gradient of a projection's weight and bias: grad^T x, and the sum of grad, over all rows.
 #pragma once
-#include "blocks.h"
+#include "native/simd/products.h"
 
 // A block of rows, for some outputs, and the same rows of some channels of x stay in the cache.
-enum { GRADIENT_ROWS = QUERY_BLOCK, GRADIENT_OUTPUTS = 2 * QUERY_BLOCK, PANEL = 64 };
+// Processors with AVX-512 have at least 1 MiB of it for each core.
+#if defined(__AVX512F__)
+enum { GRADIENT_ROWS = 192, GRADIENT_OUTPUTS = 384, PANEL = 64 };
+#else
+enum { GRADIENT_ROWS = 96, GRADIENT_OUTPUTS = 192, PANEL = 64 };
+#endif
 
-// Rows that are needed next, to be fetched line by line while there are products to do: all at once
-// they would hold up what is needed now.
+// The rows needed next, prefetched line by line between products: all at once they would delay the
+// rows needed now.
 struct Ahead {
     const float* row;
     int64_t rows, width, pitch, column;
@@ -20,15 +25,15 @@ struct Ahead {
 };
 
 // Channels of a row of sums.
-INLINE int64_t whole_panels(const WeightGradient& w) {
+INLINE int64_t whole_panels(const Problem& w) {
     return most(PANEL, round_up(w.width, PANEL));
 }
 
 struct WeightGradientScratch {
     float *grad, *x, *weight, *bias;
-    int64_t outputs;  // at a time: what is summed up stays in the cache, too
+    int64_t outputs;  // at a time, so that the sums stay in the cache as well
 
-    float* reserve(const WeightGradient& w, Scratch scratch) {
+    float* reserve(const Problem& w, Scratch scratch) {
         const int64_t width = whole_panels(w);
         const int64_t fitting = GRADIENT_OUTPUTS * 256 / width / PRODUCT_ROWS * PRODUCT_ROWS;
         outputs = least(GRADIENT_OUTPUTS, most(PRODUCT_ROWS, fitting));
@@ -88,9 +93,9 @@ INLINE void gradient_tile(const float* grad, int64_t pitch, int64_t rows, const 
         }
 }
 
-// Adds a block of rows to the sums. Those of a block are taken from zero: rounding errors do not grow
-// with the product of its length and the number of blocks.
-static void add_rows(const WeightGradient& w, const Projected& from, int64_t row, int64_t output,
+// Adds a block of rows to the sums. Each block is summed from zero, so that rounding errors grow with
+// the length of a block and the number of blocks, not with their product.
+static void add_rows(const Problem& w, const Projected& from, int64_t row, int64_t output,
                      int64_t outputs, WeightGradientScratch& my) {
     const int64_t rows = least(GRADIENT_ROWS, from.rows - row), width = whole_panels(w);
     const int64_t next = row + rows, next_rows = least(GRADIENT_ROWS, from.rows - next);
@@ -112,9 +117,9 @@ static void add_rows(const WeightGradient& w, const Projected& from, int64_t row
     }
 }
 
-static void weight_gradient(const WeightGradient* problem, int64_t begin, int64_t end,
+static void weight_gradient(const Problem* problem, int64_t begin, int64_t end,
                             float* memory) {
-    const WeightGradient& w = *problem;
+    const Problem& w = *problem;
     WeightGradientScratch my;
     my.reserve(w, Scratch{memory});
     const int64_t width = whole_panels(w), passes = (end - begin + my.outputs - 1) / my.outputs;

@@ -1,13 +1,19 @@
 // Downsampling on several threads.
 #pragma once
-#include "sequences.h"
+#include <math.h>
+
+#include "../problem.h"
+#include "native/threads/instructions.h"
+#include "native/threads/team.h"
+
+DECLARE_VARIANTS(downsample)
 
 namespace {
 
-// Rows of a batch; with fewer rows than threads, some channels of a row.
+// A task is a row of the batch or, with fewer rows than threads, some channels of a row.
 class Downsampling : public Team {
    public:
-    Downsampling(const Downsample& d, const Variant& v, bool backward)
+    Downsampling(const Problem& d, const Variant& v, bool backward)
         : Team(d.batch * parts(d), worthwhile(d), backward ? floats(d) : 0),
           d_(d), v_(v), backward_(backward), size_(d.levels * d.width * d.channels),
           grad_weights_(backward ? (size_t)(d.batch * size_) : 0, 0.0) {}
@@ -18,10 +24,9 @@ class Downsampling : public Team {
         const int64_t count = least(each, d_.channels - first);
         if (count <= 0) return;
         if (backward_)
-            v_.downsample_backward(&d_, row, first, count, &grad_weights_[(size_t)(row * size_)],
-                                   scratch);
+            v_.backward(&d_, row, first, count, &grad_weights_[(size_t)(row * size_)], scratch);
         else
-            v_.downsample(&d_, row, first, count);
+            v_.forward(&d_, row, first, count);
     }
 
     void finish() {
@@ -34,23 +39,23 @@ class Downsampling : public Team {
     }
 
    private:
-    static int64_t parts(const Downsample& d) {
+    static int64_t parts(const Problem& d) {
         return least(most(1, (d.threads + d.batch - 1) / most(1, d.batch)), (d.channels + 15) / 16);
     }
-    static int64_t channels(const Downsample& d) {
+    static int64_t channels(const Problem& d) {
         return round_up((d.channels + parts(d) - 1) / parts(d), 16);
     }
-    static int64_t floats(const Downsample& d) {
+    static int64_t floats(const Problem& d) {
         int64_t rows = d.width;
         for (int64_t l = 1; l <= d.levels; l++) rows += at_level(d.length, l);
         return rows * channels(d);
     }
-    static int worthwhile(const Downsample& d) {
+    static int worthwhile(const Problem& d) {
         return (int)fmin((double)d.threads,
                          1.0 + (double)(d.batch * d.length) * (double)d.channels / 3e4);
     }
 
-    const Downsample& d_;
+    const Problem& d_;
     const Variant& v_;
     bool backward_;
     int64_t size_;

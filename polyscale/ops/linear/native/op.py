@@ -5,25 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.native import library
-from polyscale.ops.hkt.native.op import why_no_kernel
-
-__all__ = ["is_available", "weight_gradient"]
+from polyscale.ops.linear.native import library
 
 
-def is_available() -> bool:
-    """Whether there is a kernel. Builds it if need be."""
-    return why_no_kernel() is None
-
-
-def weight_gradient(inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """`[O, C]`, the sum of `grad^T x`, and `[O]`, the sum of `grad`; float32 on the CPU.
-
-    Args:
-        inputs: one or two, `[.., C]`.
-        grads: of what the projection made of each, `[.., O]`; the second may have fewer outputs,
-            which are the first ones.
-    """
+def weight_gradient_native(
+    inputs: Sequence[Tensor], grads: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """As `weight_gradient_reference`; float32 on the CPU."""
     return _weight_gradient(list(inputs), list(grads))
 
 

@@ -1,9 +1,8 @@
-"""Where the tokens of each sequence lie: padding, packing, and the blocks of every level.
+"""Where the tokens of each sequence are: padding, packing, and the blocks of every level.
 
-Blocks are counted from a sequence's own first token, never from a column of the batch. So
-padding is dealt with once: real tokens are *lined up* at the start of their row, attention is
-computed there, and the result is *put back*. After that only the number of real tokens per row
-matters.
+Blocks count from a sequence's own first token, never from a column of the batch. So padding is
+handled once: real tokens are *lined up* at the start of their row, attention is computed there,
+and the result is *put back*. In between, only the number of real tokens per row matters.
 """
 
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polyscale.ops.looks import can_look
+from polyscale.ops.rows import gather_rows
 
 
 def level_length(length: int, level: int) -> int:
@@ -24,11 +24,11 @@ def level_length(length: int, level: int) -> int:
 class Padding:
     """A padding mask as indices: which column holds a row's i-th real token, and back."""
 
-    column: Tensor  # [B, T] column of the i-th real token, then those of the padding
+    column: Tensor  # [B, T] column of the i-th real token, then the columns of padding
     position: Tensor  # [B, T] position of a column's token in its own sequence
     real: Tensor  # [B, T]
     lengths: Tensor  # [B]
-    is_lined_up: bool  # all padding is known to be on the right
+    is_lined_up: bool  # whether all padding is known to be on the right
 
     @classmethod
     def from_mask(cls, key_padding_mask: Tensor) -> "Padding":
@@ -39,24 +39,24 @@ class Padding:
             position=(real.cumsum(1) - 1).clamp(min=0),
             real=real,
             lengths=real.sum(1),
-            # Rows that are in order already are not moved.
+            # Rows that are in order are not moved.
             is_lined_up=can_look(real) and bool((real[:, 1:] <= real[:, :-1]).all()),
         )
 
     def line_up(self, x: Tensor) -> Tensor:
         """Real tokens first, zeros after them. `x` is `[B, ..., T, C]`."""
-        lined_up = x if self.is_lined_up else _take(x, self.column)
+        lined_up = x if self.is_lined_up else gather_rows(x, self.column)
         position = torch.arange(x.shape[-2], device=x.device)
-        return _keep(lined_up, position < self.lengths[:, None])
+        return _zero_elsewhere(lined_up, position < self.lengths[:, None])
 
     def put_back(self, x: Tensor) -> Tensor:
         """The inverse of `line_up`; zeros at the padding."""
-        return _keep(x if self.is_lined_up else _take(x, self.position), self.real)
+        return _zero_elsewhere(x if self.is_lined_up else gather_rows(x, self.position), self.real)
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Sequences one after the other in a single row."""
+    """Sequences concatenated in a single row."""
 
     sequence: Tensor  # [T] which sequence a token belongs to
     position: Tensor  # [T] its position there
@@ -79,6 +79,13 @@ class PackedLayout:
             boundaries.append((0, *ends.tolist()))
         return cls(sequence, position, tuple(starts), tuple(boundaries))
 
+    def token_blocks(self) -> list[Tensor]:
+        """Per level the block of each token, `[T]`."""
+        return [
+            starts[self.sequence] + (self.position >> level)
+            for level, starts in enumerate(self.level_starts)
+        ]
+
     def level_position(self, level: int) -> tuple[Tensor, Tensor]:
         """For every block of a level its sequence, and its number there. `[T_l]` each."""
         ends = torch.tensor(self.boundaries[level], device=self.sequence.device)
@@ -87,14 +94,7 @@ class PackedLayout:
         return sequence, number
 
 
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """`x[b, ..., index[b, t], :]` for `x` `[B, ..., T, C]` and `index` `[B, T]`."""
-    between = x.dim() - 3
-    index = index.view(index.shape[0], *[1] * between, index.shape[1], 1)
-    return x.gather(-2, index.expand(*x.shape[:-2], index.shape[-2], x.shape[-1]))
-
-
-def _keep(x: Tensor, kept: Tensor) -> Tensor:
-    """Zeros where `kept` `[B, T]` is False; also where x is not finite there."""
-    kept = kept.view(kept.shape[0], *[1] * (x.dim() - 3), kept.shape[1], 1)
-    return x.masked_fill(~kept, 0.0)
+def _zero_elsewhere(x: Tensor, real: Tensor) -> Tensor:
+    """Zeros where `real` `[B, T]` is False, also where `x` is not finite there."""
+    real = real.view(real.shape[0], *[1] * (x.dim() - 3), real.shape[1], 1)
+    return x.masked_fill(~real, 0.0)

@@ -1,0 +1,24 @@
+// The gradient of a weight for one set of instructions: compiled once for each, with its own flags
+// and name. Everything but the table is private to this file, so that the linker cannot hand code
+// for one processor to another.
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include "problem.h"
+
+namespace {
+#include "simd/weight_gradient.h"
+
+int64_t scratch_floats(const Problem* problem) {
+    WeightGradientScratch scratch;
+    // Counted from an address that is never used.
+    float* none = (float*)64;
+    return scratch.reserve(*problem, Scratch{none}) - none;
+}
+}  // namespace
+
+extern "C" const Variant POLYSCALE_VARIANT;
+const Variant POLYSCALE_VARIANT = {scratch_floats, weight_gradient};
