@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyscale.ops.hkt.native import decode as native
 from polyscale.ops.hkt.reference import accumulation_dtype, masked_softmax, relative_term
-from polyscale.ops.hkt.sdpa import _upsample
+from polyscale.ops.hkt.sdpa import _upsample, call_sdpa
 from polyscale.ops.looks import without_autocast
 
 
@@ -87,7 +87,7 @@ def _decode_by_scores(
     with without_autocast(device):
         merged = torch.zeros((), dtype=dtype, device=device)
         for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
-            score = query.to(dtype) @ key.to(dtype).transpose(-2, -1) * scale  # [B, H, Q, T_l]
+            score = (query.to(dtype) * scale) @ key.to(dtype).transpose(-2, -1)  # [B, H, Q, T_l]
             score = score.repeat_interleave(2**level, dim=-1)[..., :length]
             if relative_bias is not None:
                 bias = relative_term(relative_bias[level], position >> level, column >> level)
@@ -125,5 +125,5 @@ def _decode_by_sdpa(
             for level, table in enumerate(relative_bias)
         ]
         mask = sum(terms, torch.zeros_like(terms[0])).to(query.dtype).masked_fill(~mask, -torch.inf)
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    output = call_sdpa(query, key, value, mask, False, scale)
     return output[..., :value_width].masked_fill((position < 0)[:, None, :, None], 0.0)

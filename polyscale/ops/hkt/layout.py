@@ -6,6 +6,7 @@ computed there, and the result is *put back*. After that only the number of real
 matters.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,6 +86,20 @@ class PackedLayout:
         sequence = torch.repeat_interleave(ends.diff(), output_size=self.boundaries[level][-1])
         number = torch.arange(len(sequence), device=sequence.device) - ends[sequence]
         return sequence, number
+
+
+def keep_used(levels: Sequence[Tensor], lengths: Tensor | None) -> list[Tensor]:
+    """Levels `[B, H, T_l, C]` with zeros for entries beyond the real tokens, `[B]` in each row.
+
+    No token uses these, but whatever is not finite there would still reach gradients: 0 * inf.
+    """
+    if lengths is None:
+        return list(levels)
+    kept = []
+    for level, x in enumerate(levels):
+        first = torch.arange(x.shape[-2], device=x.device) << level
+        kept.append(_keep(x, first < lengths[:, None]))
+    return kept
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

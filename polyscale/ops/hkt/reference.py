@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.layout import PackedLayout
+from polyscale.ops.hkt.layout import PackedLayout, keep_used
+from polyscale.ops.looks import without_autocast
 
 
 def hkt_attention_reference(
@@ -30,7 +31,8 @@ def hkt_attention_reference(
     relative_bias: Sequence[Tensor] | None,
 ) -> Tensor:
     """The attended values, `[B, H, T, Dv]`."""
-    with torch.autocast(value.device.type, enabled=False):
+    value = keep_used([value], lengths)[0]
+    with without_autocast(value.device):
         attention = hkt_matrix(
             queries,
             keys,
@@ -58,6 +60,7 @@ def hkt_matrix(
     """The attention matrix `[B, H, T, T]`; a row with no allowed key is zero."""
     length, device = queries[0].shape[2], queries[0].device
     position = torch.arange(length, device=device) if packed is None else packed.position  # [T]
+    queries, keys = keep_used(queries, lengths), keep_used(keys, lengths)
     scores = level_scores(queries, keys, scale)
     weights = level_weights.to(scores[0].dtype)
     weights = weights.expand(queries[0].shape[1], -1)  # [H, L]
@@ -91,7 +94,7 @@ def level_scores(queries: Sequence[Tensor], keys: Sequence[Tensor], scale: float
     """
     dtype = accumulation_dtype(queries[0].dtype)
     return [
-        q.to(dtype) @ k.to(dtype).transpose(-2, -1) * scale
+        (q.to(dtype) * scale) @ k.to(dtype).transpose(-2, -1)
         for q, k in zip(queries, keys, strict=True)
     ]
 
@@ -109,9 +112,10 @@ def relative_term(table: Tensor, query_block: Tensor, key_block: Tensor) -> Tens
 
 def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
     """Softmax over the allowed keys; exactly zero where there are none, in values and gradients."""
-    lowest = torch.finfo(scores.dtype).min
-    attention = torch.softmax(scores.masked_fill(~allowed, lowest), dim=-1)
-    return attention.masked_fill(~allowed, 0.0)
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    # Minus infinity everywhere has no softmax: NaN where the scores are so, zeros without any key.
+    scores = scores.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    return torch.softmax(scores, dim=-1).masked_fill(~allowed, 0.0)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
