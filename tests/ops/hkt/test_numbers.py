@@ -52,7 +52,12 @@ def test_finite_scores_give_finite_values_and_gradients(size, causal, impl):
 def test_scores_of_the_largest_float(signs, impl):
     query = torch.tensor([LARGEST, LARGEST, -LARGEST, 0.0])[None, None, :, None].requires_grad_()
     key = torch.tensor([*signs, 0.0, 1.0])[None, None, :, None].requires_grad_()
-    case = [query], [key], torch.randn(1, 1, 4, 2).requires_grad_(), torch.ones(1, 1).requires_grad_()
+    case = (
+        [query],
+        [key],
+        torch.randn(1, 1, 4, 2).requires_grad_(),
+        torch.ones(1, 1).requires_grad_(),
+    )
     for causal in (True, False):
         output = ps.hkt_attention(*case, causal=causal, scale=1.0, impl=impl)
         assert torch.isfinite(output).all()
@@ -131,7 +136,7 @@ def test_a_scale_may_be_zero_or_negative(scale, causal, impl):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_entries_that_no_token_uses_reach_no_gradient(bad, causal, impl):
-    queries, keys, value, weights = case = random_case(9, 3, dtype=torch.float32)
+    queries, keys, *_ = case = random_case(9, 3, dtype=torch.float32)
     padding = torch.zeros(2, 9, dtype=torch.bool)
     padding[1, 4:] = True
     with torch.no_grad():
