@@ -97,7 +97,9 @@ class Lab:
                 "results; weights are not kept with results: start again in another folder"
             )
         with quiet_transformers():
-            model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                folder, use_safetensors=True, trust_remote_code=False
+            )
         model.eval()
         if not fresh:
             self._models.clear()

@@ -61,7 +61,7 @@ class Pretrained:
         logging.set_verbosity_error()  # it would warn of the new head, which is meant to be new
         try:
             with quiet_transformers():
-                return kind.from_pretrained(self.location, **options)
+                return kind.from_pretrained(self.location, trust_remote_code=False, **options)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"model: {self.location} cannot be loaded ({str(error).splitlines()[0]}); takes a "
