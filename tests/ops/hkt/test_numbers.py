@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyscale as ps
 from polyscale.ops.hkt.decode import hkt_decode
@@ -189,3 +190,35 @@ def test_autocast_leaves_the_dtype_of_the_value(impl, dtype):
         output = ps.hkt_attention(*case, impl=impl)
     assert output.dtype == plain.dtype == dtype
     assert torch.equal(output, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_impl
+def test_an_empty_batch_may_have_channels_with_strides(impl, dtype):
+    def strided(length):
+        return torch.randn(0, 2, 4, length, dtype=dtype).transpose(2, 3).requires_grad_()
+
+    fine, coarse, weights = strided(9), strided(5), torch.ones(2) / 2
+    output = ps.hkt_attention([fine, coarse], [fine, coarse], fine, weights, impl=impl)
+    assert output.shape == (0, 2, 9, 4)
+    output.sum().backward()
+    assert fine.grad.shape == fine.shape
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "sdpa"])
+def test_fake_and_meta_tensors_give_shapes(impl):
+    def shape(device):
+        fine = torch.zeros(2, 2, 9, 4, device=device, requires_grad=True)
+        levels = [fine, fine[:, :, :5]]
+        weights = torch.ones(2, device=device) / 2
+        padding = torch.zeros(2, 9, dtype=torch.bool, device=device)
+        plain = ps.hkt_attention(levels, levels, fine, weights, impl=impl)
+        padded = ps.hkt_attention(
+            levels, levels, fine, weights, key_padding_mask=padding, impl=impl
+        )
+        assert plain.device.type == device
+        return plain.shape, padded.shape
+
+    assert shape("meta") == ((2, 2, 9, 4), (2, 2, 9, 4))
+    with FakeTensorMode():
+        assert shape("cpu") == ((2, 2, 9, 4), (2, 2, 9, 4))
