@@ -7,6 +7,8 @@ at once; what needs an optional extra is imported when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from polyscale._import_hook import once_imported
+from polyscale._injection_note import warn_of_lost_injections
 from polyscale.layers.hkt import HKTAttention
 from polyscale.layers.hsa import HSAAttention, HTELayer
 from polyscale.ops.hkt.api import hkt_attention
@@ -102,6 +104,8 @@ __all__ = [
     "save_injected",
     "theory",
 ]
+
+once_imported("transformers.modeling_utils", warn_of_lost_injections)
 
 
 def __getattr__(name: str) -> Any:

@@ -44,8 +44,9 @@ def load_model(folder: Path) -> Any:
     options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
     if model_class is transformers.AutoModel:
         options["trust_remote_code"] = False
+    note: Any = require("polyscale._injection_note", "hf", "an analysis")
     try:
-        with _no_progress_bar(transformers.utils.logging):
+        with _no_progress_bar(transformers.utils.logging), note.injecting():
             model, report = model_class.from_pretrained(folder, **options)
     except Exception as error:  # of safetensors and transformers, of many classes
         reason = str(error).strip().split("\n")[0]
@@ -54,6 +55,9 @@ def load_model(folder: Path) -> Any:
     # transformers would initialise them at random, and the report would be about that.
     if missing:
         raise ValueError(f"{folder} lacks {len(missing)} weights of its model, first {missing[0]}")
+    if model_class is transformers.AutoModel:
+        storage: Any = require("polyscale.inject.storage", "hf", "an analysis")
+        storage.inject_groups(model, storage.read_injection(folder))
     return model.eval()
 
 

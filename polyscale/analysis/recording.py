@@ -103,6 +103,7 @@ class AttentionCall:
     scale: float
     mask: Tensor | None  # [H or 1, T, T], added to the scores
     groups: int  # query heads per key head
+    weights: Tensor | None = None  # [H, T, T], where they are not the softmax of the scores
 
     def scores(self) -> Tensor:
         """Before the mask, float64: `[H, T, T]`."""
@@ -110,6 +111,8 @@ class AttentionCall:
 
     def attention(self) -> Tensor:
         """The attention matrix, float64: `[H, T, T]`."""
+        if self.weights is not None:
+            return self.weights.double()
         scores = self.scores()
         return (scores if self.mask is None else scores + self.mask.double()).softmax(-1)
 
@@ -170,7 +173,7 @@ def attention_calls(model: nn.Module, batch: Mapping[str, Any]) -> tuple[list[At
     before = model.config._attn_implementation
     model.set_attn_implementation(RECORDER)
     try:
-        with _evaluating(model):
+        with _evaluating(model), _injected_calls(model, recorder.calls):
             _run(model, batch)
     finally:
         model.set_attn_implementation(before)
@@ -180,6 +183,37 @@ def attention_calls(model: nn.Module, batch: Mapping[str, Any]) -> tuple[list[At
             f"{type(model).__name__} does not"
         )
     return recorder.calls, recorder.cross_attentions
+
+
+@contextmanager
+def _injected_calls(model: nn.Module, calls: list[AttentionCall]) -> Iterator[None]:
+    """Layers with HSA injected keep it, and their calls are added with the weights it applies."""
+    if not any(hasattr(module, "_polyscale_hsa") for module in model.modules()):
+        yield
+        return
+    injection: Any = require("polyscale.inject.attention", "hf", "analyze_attention")
+    records = [
+        (module, getattr(module, injection.RECORD))
+        for module in model.modules()
+        if hasattr(module, injection.RECORD)
+    ]
+
+    def watch(module: nn.Module, record: Any) -> Callable[[Any], None]:
+        def probe(seen: Any) -> None:
+            weights = injection.applied_weights(record.settings, seen)[0].detach().cpu()
+            query, key = seen.query[0].detach().cpu(), seen.key[0].detach().cpu()
+            calls.append(AttentionCall(module, query, key, seen.scale, None, seen.groups, weights))
+
+        return probe
+
+    before = [record.probe for _, record in records]
+    for module, record in records:
+        record.probe = watch(module, record)
+    try:
+        yield
+    finally:
+        for (_, record), probe in zip(records, before, strict=True):
+            record.probe = probe
 
 
 def projection_weights(module: nn.Module, heads: int, groups: int) -> tuple[Tensor, ...] | None:

@@ -98,6 +98,12 @@ def analyze_attention(
             f"{unknown} of {len(calls)} layers have projections of an unknown kind: no bilinear "
             "forms for them."
         )
+    injected = [str(number) for number, call in enumerate(calls) if call.weights is not None]
+    if injected:
+        builder.notes.append(
+            f"HSA is injected in layers {', '.join(injected)}: their attention maps are the "
+            "weights that HSA applies, their scores are those of all pairs of tokens."
+        )
     builder.notes += collection.notes
     return builder.build(
         {

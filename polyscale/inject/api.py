@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from polyscale._injection_note import NOTE
 from polyscale.inject.attention import NAME, RECORD, InjectedLayer
-from polyscale.inject.cache import own_layer
+from polyscale.inject.cache import WatchedCache
 from polyscale.inject.layout import Tokens, check_prefix
 from polyscale.inject.modules import attention_layers, check_module, choose_layers, is_causal
 from polyscale.inject.settings import SENTENCES, HSASettings, whole_numbers
@@ -82,7 +84,7 @@ def inject_hsa(
         check_module(modules[number], number)
         if hasattr(modules[number], RECORD):
             raise ValueError(f"layers: layer {number} is injected already; restore(model) first")
-    causal = [is_causal(modules[number]) for number in chosen]
+    causal = [is_causal(modules[number], model) for number in chosen]
     settings = HSASettings(
         hierarchy=hierarchy,  # type: ignore[arg-type]  # checked and made a tuple there
         tie=tie,
@@ -108,6 +110,7 @@ def inject_hsa(
     for number in chosen:
         _inject(modules[number], number, settings)
     _note_alone(modules)
+    _write_note(model)
     if settings.needs_tokens and not hasattr(model.base_model, TOKENS_HANDLE):
         handle = model.base_model.register_forward_pre_hook(_pass_tokens, with_kwargs=True)
         setattr(model.base_model, TOKENS_HANDLE, handle)
@@ -133,6 +136,7 @@ def restore(model: PreTrainedModel, layers: Sequence[int] | None = None) -> PreT
             handle.remove()
         delattr(module, RECORD)
     _note_alone(modules)
+    _write_note(model)
     left = [getattr(module, RECORD) for module in modules if hasattr(module, RECORD)]
     handle = getattr(model.base_model, TOKENS_HANDLE, None)
     if handle is not None and not any(record.settings.needs_tokens for record in left):
@@ -150,6 +154,37 @@ def injected_settings(model: PreTrainedModel) -> dict[int, HSASettings]:
     """Return the settings of each injected layer, by its number."""
     records = [getattr(module, RECORD, None) for module in attention_layers(model)]
     return {record.number: record.settings for record in records if record is not None}
+
+
+def injection_groups(model: PreTrainedModel) -> list[tuple[list[int], HSASettings]]:
+    """Return the numbers of the layers that are injected alike, and how, group by group."""
+    groups: list[tuple[list[int], HSASettings]] = []
+    for number, settings in sorted(injected_settings(model).items()):
+        for layers, known in groups:
+            if known is settings:
+                layers.append(number)
+                break
+        else:
+            groups.append(([number], settings))
+    return groups
+
+
+def _write_note(model: PreTrainedModel) -> None:
+    """Say in the configuration, which is saved with the model whoever saves it, what is injected.
+
+    Of a given tree only that there is one.
+    """
+    groups = []
+    for layers, settings in injection_groups(model):
+        if isinstance(settings.hierarchy, SignalTree):
+            data = {**replace(settings, hierarchy=()).as_dict(), "hierarchy": "tree"}
+        else:
+            data = settings.as_dict()
+        groups.append({"layers": layers, "settings": data})
+    if groups:
+        setattr(model.config, NOTE, groups)
+    elif hasattr(model.config, NOTE):
+        delattr(model.config, NOTE)
 
 
 def _inject(module: nn.Module, number: int, settings: HSASettings) -> None:
@@ -174,13 +209,13 @@ def _note_alone(modules: list[nn.Module]) -> None:
 def _pass_cache(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Put a hierarchical layer into the cache an attention module gets, and pass it on."""
+    """Watch what an attention module does with the cache it gets, and tell the attention."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Cache):
-            number: Any = getattr(module, "layer_idx", None)
-            if number is None:
-                raise ValueError("past_key_values: this layer has no number (layer_idx)")
-            return args, {**kwargs, "hsa_cache": own_layer(value, number)}
+            watched = WatchedCache(value)
+            args = tuple(watched if part is value else part for part in args)
+            kwargs = {name: watched if part is value else part for name, part in kwargs.items()}
+            return args, {**kwargs, "hsa_cache": watched}
     return None
 
 

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import output_capturing
 
-from polyscale.inject.cache import HierarchicalLayer, decode, start_cache
+from polyscale.inject.cache import WatchedCache, decode, start_cache
 from polyscale.inject.layout import Layout, Tokens, find_layout
 from polyscale.inject.masks import read_mask
 from polyscale.inject.opening import opened_attention
@@ -51,6 +51,7 @@ class Attended:
     causal: bool
     scale: float
     tokens: Tokens | None
+    groups: int = 1  # query heads per key head, whose keys are repeated
 
 
 Probe = Callable[[Attended], None]
@@ -79,7 +80,7 @@ def hsa_attention_forward(
     is_causal: bool | None = None,
     hsa_tokens: Tokens | None = None,
     hsa_tree: Any = None,
-    hsa_cache: HierarchicalLayer | None = None,
+    hsa_cache: WatchedCache | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """HSA in place of softmax attention: `[B, H, N, D]` to `[B, N, H, D]`, and the weights."""
@@ -95,13 +96,14 @@ def hsa_attention_forward(
             raise TypeError(f"hsa_tree: got {type(hsa_tree).__name__}, takes a SignalTree")
         settings = replace(settings, hierarchy=hsa_tree, sinks=(), sink_ids=(), sentence_ends=())
     causal_flag = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    past = 0 if hsa_cache is None else hsa_cache.get_seq_length()
+    cache = None if hsa_cache is None else hsa_cache.next_state(key, value)
+    past = 0 if cache is None else cache.get_seq_length()
     queries, keys = query.shape[2], past + key.shape[2]
     _refuse(layer, kwargs, dropout, queries, key.shape[2], keys)
     mask = read_mask(attention_mask, len(query), queries, keys, bool(causal_flag))
     wants_weights = _wants_weights(layer, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    if hsa_cache is not None:
+    if cache is not None:
         # One new token sees all before it either way, so its mask does not tell.
         new = queries if mask.real is None else int(mask.real[:, -queries:].sum(1).max())
         if new > 1 and not mask.causal:
@@ -120,27 +122,30 @@ def hsa_attention_forward(
                     "output_attentions: the cache keeps blocks, not tokens, so weights on tokens "
                     "are not known while decoding; pass use_cache=False"
                 )
-            output = decode(settings, hsa_cache, query, key, value, mask.real, scale, hsa_tokens)
-            return output.transpose(1, 2), None
-    causal = mask.causal or hsa_cache is not None
+            output = decode(settings, cache, query, key, value, mask.real, scale, hsa_tokens)
+            return output.transpose(1, 2).contiguous(), None
+    causal = mask.causal or cache is not None
     if causal and settings.tie == "blocks":
         raise ValueError(
             f'tie: layer {layer.number} is causal and takes tie="columns"; with tie="blocks" the '
             "rows of a block share the mean of their queries, so later tokens would be seen"
         )
     layout = find_layout(settings, mask.real, query, causal, hsa_tokens)
-    if hsa_cache is not None:
-        start_cache(settings, hsa_cache, layout, key, value, hsa_tokens)
+    if cache is not None:
+        start_cache(settings, cache, layout, key, value, hsa_tokens)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     if layer.probe is not None:
-        layer.probe(Attended(layer.number, query, key, mask.real, causal, scale, hsa_tokens))
+        layer.probe(
+            Attended(layer.number, query, key, mask.real, causal, scale, hsa_tokens, groups)
+        )
     # Products are taken in float32, not in the sixteen bits of autocast.
     with torch.autocast(query.device.type, enabled=False):
         output = attend(settings, layout, query, key, value, causal, scale)
         weights = matrix(settings, layout, query, key, causal, scale) if wants_weights else None
-    return output.transpose(1, 2), weights
+    # As the attention of transformers leaves it: some models view the heads as one dimension.
+    return output.transpose(1, 2).contiguous(), weights
 
 
 def attend(
@@ -177,6 +182,13 @@ def matrix(
         weights = torch.cat([sinks, weights[:, :, layout.sinks :]], 2)
     weights = layout.to_columns(weights)  # [B, H, N, R]
     return layout.to_columns(weights.transpose(2, 3)).transpose(2, 3)
+
+
+def applied_weights(settings: HSASettings, seen: Attended) -> Tensor:
+    """Return the weights `[B, H, N, N]` that a layer with these settings applied to a call."""
+    layout = find_layout(settings, seen.real, seen.query, seen.causal, seen.tokens)
+    with torch.autocast(seen.query.device.type, enabled=False):
+        return matrix(settings, layout, seen.query, seen.key, seen.causal, seen.scale)
 
 
 def exact_sinks(settings: HSASettings, layout: Layout, causal: bool) -> bool:

@@ -51,6 +51,7 @@ class HierarchicalLayer(StateLayer[SinkCache]):
         self.keys: Tensor | None = None if past is None else past.keys
         self.values: Tensor | None = None if past is None else past.values
         self.settings: HSASettings | None = None  # of the layer that filled it
+        self.others: list[HierarchicalLayer] = []  # of a module that attends more than once
         self.expected = False  # an injected layer is about to call update
 
     def update(
@@ -73,6 +74,7 @@ class HierarchicalLayer(StateLayer[SinkCache]):
         """Forget everything."""
         super().reset()
         self.keys = self.values = self.settings = None
+        self.others = []
 
     def _plain(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.keys is not None:
@@ -82,32 +84,98 @@ class HierarchicalLayer(StateLayer[SinkCache]):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the rows of the beams that go on."""
         super().reorder_cache(beam_idx)
+        for other in self.others:
+            other.reorder_cache(beam_idx)
         self._plain(lambda kept: kept.index_select(0, beam_idx.to(kept.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times."""
         super().batch_repeat_interleave(repeats)
+        for other in self.others:
+            other.batch_repeat_interleave(repeats)
         self._plain(lambda kept: kept.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows."""
         super().batch_select_indices(indices)
+        for other in self.others:
+            other.batch_select_indices(indices)
         self._plain(lambda kept: kept[indices])
 
 
-def own_layer(cache: Cache, number: int) -> HierarchicalLayer:
-    """Return the cache's hierarchical layer, put in the place of an ordinary one, for one call."""
-    layer = _own_layer(cache, number)
-    layer.expected = True
-    return layer
+class WatchedCache(Cache):
+    """A cache as one forward pass of an injected module gets it: which layer of it is updated.
+
+    A module may keep its keys in another layer than the one of its number, pass by pass (recurrent
+    depth), and may attend more than once to the same keys: each time has a state of its own.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        if (
+            getattr(cache, "layers", None) is None
+        ):  # one for self-attention, one for cross-attention
+            raise ValueError(
+                f"past_key_values: got {type(cache).__name__}; injected layers take a DynamicCache"
+            )
+        self._cache = cache
+        self._layer: HierarchicalLayer | None = None
+        self._new: tuple[Tensor, Tensor] | None = None
+        self._past = self._calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As `DynamicCache.update`, with a hierarchical layer in the place of an ordinary one."""
+        number: Any = layer_idx
+        if number is None:
+            raise ValueError("past_key_values: this layer has no number (layer_idx)")
+        layer = _own_layer(self._cache, number)
+        layer.expected = True
+        self._layer, self._past, self._calls = layer, layer.get_seq_length(), 0
+        self._new = self._cache.update(key_states, value_states, layer_idx, *args, **kwargs)
+        return self._new
+
+    def next_state(self, key: Tensor, value: Tensor) -> HierarchicalLayer:
+        """Return the state of the next time that the module attends, to these new tokens."""
+        layer = self._layer
+        if layer is None or self._new is None or key.shape[2] != self._new[0].shape[2]:
+            raise ValueError(
+                "past_key_values: this layer attends to other keys than those it has just cached "
+                "(of another layer, or not in a cache at all); pass use_cache=False"
+            )
+        if layer.keys is not None and not (_same(key, self._new[0]) and _same(value, self._new[1])):
+            raise ValueError(
+                "past_key_values: was filled before the injection, and this layer attends to "
+                "something made of its keys and values, not to them; start with an empty cache"
+            )
+        place, self._calls = self._calls, self._calls + 1
+        if place == 0:
+            return layer
+        if place > len(layer.others):
+            layer.others.append(HierarchicalLayer())
+        state = layer.others[place - 1]
+        if state.get_seq_length() != self._past:
+            raise ValueError(
+                f"past_key_values: this layer attends for the {place + 1}. time to its keys, of "
+                f"which that time has seen {state.get_seq_length()} of {self._past}; pass "
+                "use_cache=False"
+            )
+        return state
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one is other or (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )
 
 
 def _own_layer(cache: Cache, number: int) -> HierarchicalLayer:
-    layers = getattr(cache, "layers", None)
-    if layers is None:  # one cache for self-attention and one for cross-attention
-        raise ValueError(
-            f"past_key_values: got {type(cache).__name__}; injected layers take a DynamicCache"
-        )
+    layers = cache.layers
     if getattr(cache, "offloading", False):
         raise ValueError("past_key_values: got an offloaded cache; injected layers keep theirs")
     if cache.layer_class_to_replicate is not None:

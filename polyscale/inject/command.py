@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoTokenizer
 
 from polyscale.inject.measure import Say
 from polyscale.inject.plan import Plan
 from polyscale.inject.search import HIERARCHIES, plan_injection
 from polyscale.inject.settings import SENTENCES
-from polyscale.inject.storage import save_injected
+from polyscale.inject.storage import class_of, save_injected
 
 PLAN_FILE = "polyscale_plan.json"
 
@@ -45,10 +44,11 @@ def run_inject(
         raise ValueError(f"output: {output} is not a folder")
     if budget is None and tolerance is None:
         budget = 0.5
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # for planning; padding is masked
-    loaded = _model_class(model).from_pretrained(model, use_safetensors=True).eval()
+    loaded = class_of(model).from_pretrained(model, use_safetensors=True, trust_remote_code=False)
+    loaded.eval()
     plan = plan_injection(
         loaded,
         texts,
@@ -103,8 +103,3 @@ def parse_hierarchies(names: Sequence[str]) -> list[tuple[int, ...] | str]:
                 f"hierarchy: got {name!r}, takes windows such as 2,4,8,16, or sentences"
             ) from None
     return found
-
-
-def _model_class(model: str) -> Any:
-    names = getattr(AutoConfig.from_pretrained(model), "architectures", None) or []
-    return getattr(transformers, names[0], AutoModel) if names else AutoModel

@@ -82,7 +82,7 @@ def find_layout(
         if known is not None and _same(known.real, real):
             return known
     ids = None if tokens is None else tokens.ids
-    layout = _make(settings, real, batch, length, query.device, ids)
+    layout = _make(settings, real, batch, length, query.device, ids, causal)
     if settings.needs_tokens and tokens is not None:
         tokens.made[settings, causal] = layout
     return layout
@@ -144,6 +144,7 @@ def _make(
     length: int,
     device: torch.device,
     ids: Tensor | None,
+    causal: bool,
 ) -> Layout:
     shown = real  # [B, N], or [1, N] if all texts are alike
     if shown is None:
@@ -169,6 +170,14 @@ def _make(
     hidden = None if bool(filled.all()) else ~filled.expand(batch, -1)
     if plain:
         tree = window_tree(sinks, rest, settings.hierarchy, device)
+        # Beside sinks it counts how many levels a text has, where one query stands for several.
+        assert isinstance(settings.hierarchy, tuple)
+        tied = settings.tie == "blocks" or settings.sink_queries == "tied"
+        if sinks and tied and not causal:
+            counts = tuple(others.sum(1).tolist())
+            depths = {depth(count, settings.hierarchy) for count in counts if count > 1}
+            if len(depths) > 1:
+                tree = window_forest(sinks, counts, rows, settings.hierarchy, device)
         return Layout(tree, index, slot, real, hidden, sinks)
     assert ids is not None
     lined = ids.gather(1, index.expand(batch, -1))  # [B, R]
@@ -195,25 +204,60 @@ def window_tree(
     sinks: int, rest: int, windows: tuple[int, ...], device: torch.device
 ) -> SignalTree:
     """Return a tree of windows over the last `rest` rows, the first `sinks` rows under its root."""
-    if rest == 0 or (sinks and rest == 1):
-        return SignalTree.from_windows(max(1, sinks + rest)).to(device)
+    return _window_tree(sinks, rest, windows, max(1, sinks + rest)).to(device)
+
+
+@lru_cache(maxsize=64)
+def window_forest(
+    sinks: int, counts: tuple[int, ...], rows: int, windows: tuple[int, ...], device: torch.device
+) -> SignalTree:
+    """Return a tree of `rows` rows for each text, as `window_tree` has it for that text alone.
+
+    Rows after the sinks and a text's `counts` others are padding, right under its root.
+    """
+    trees = [_window_tree(sinks, count, windows, rows) for count in counts]
+    return SignalTree.batch(trees).to(device)
+
+
+def depth(count: int, windows: tuple[int, ...]) -> int:
+    """Return how many levels a tree of windows has over so many tokens.
+
+    >>> [depth(count, (2, 4)) for count in (1, 2, 3, 8, 9)]
+    [0, 1, 2, 2, 3]
+    """
+    levels = 0
+    for window in windows:
+        if count > 1:
+            count, levels = -(-count // window), levels + 1
+    return levels + (count > 1)
+
+
+def _window_tree(sinks: int, rest: int, windows: tuple[int, ...], rows: int) -> SignalTree:
+    """Return a tree of windows over `rest` of the rows; those before and after are root's."""
+    loose = rows - rest
+    if rest == 0 or (loose and rest == 1):
+        return SignalTree.from_windows(rows)
     tree = SignalTree.from_windows(rest, windows)
-    if not sinks:
-        return tree.to(device)
-    # Numbers: the root, the sinks, all other nodes.
-    above = tree.parent[1:]
+    if not loose:
+        return tree
+    # Numbers: the root, the loose leaves, all other nodes.
+    above, below = tree.parent[1:], tree.leaf_row[1:]
     parent = torch.cat(
         [
             torch.tensor([-1]),
-            torch.zeros(sinks, dtype=torch.int64),
-            torch.where(above > 0, above + sinks, 0),
+            torch.zeros(loose, dtype=torch.int64),
+            torch.where(above > 0, above + loose, 0),
         ]
     )
-    below = tree.leaf_row[1:]
-    rows = torch.cat(
-        [torch.tensor([-1]), torch.arange(sinks), torch.where(below >= 0, below + sinks, -1)]
+    row = torch.cat(
+        [
+            torch.tensor([-1]),
+            torch.arange(sinks),
+            torch.arange(sinks + rest, rows),
+            torch.where(below >= 0, below + sinks, -1),
+        ]
     )
-    return SignalTree.from_parents(parent, rows=rows).to(device)
+    return SignalTree.from_parents(parent, rows=row)
 
 
 def sentence_forest(ends: Tensor, filled: Tensor, sinks: int) -> SignalTree:

@@ -59,9 +59,15 @@ def _some(real: Tensor) -> Tensor | None:
 
 
 def _read_square(mask: Tensor, batch: int, queries: int, keys: int) -> MaskInfo:
-    if mask.dim() != 4 or mask.shape[0] not in (1, batch) or mask.shape[2:] != (queries, keys):
+    if (
+        mask.dim() != 4
+        or mask.shape[0] not in (1, batch)
+        or mask.shape[2] not in (1, queries)
+        or mask.shape[3] != keys
+    ):
         raise ValueError(
-            f"attention_mask: got shape {list(mask.shape)}, takes [{batch}, 1, {queries}, {keys}]"
+            f"attention_mask: got shape {list(mask.shape)}, takes [{batch}, 1, {queries}, {keys}] "
+            f"or [{batch}, 1, 1, {keys}]"
         )
     seen = _seen(mask)
     if seen.shape[1] > 1 and not bool((seen == seen[:, :1]).all()):

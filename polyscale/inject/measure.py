@@ -70,7 +70,7 @@ def run(model: PreTrainedModel, batch: Batch) -> tuple[str, Tensor]:
         for name, part in batch.items()
         if name != "labels"
     }
-    if any(is_causal(module) for module in attention_layers(model)):
+    if any(is_causal(module, model) for module in attention_layers(model)):
         moved.setdefault("use_cache", False)
     output = model(**moved)
     mask = moved.get("attention_mask")

@@ -33,6 +33,7 @@ def attention_layers(model: Any) -> list[nn.Module]:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"model: got {type(model).__name__}, takes a Hugging Face model (PreTrainedModel)"
+            f"{_inner_model(model)}"
         )
     name = type(model).__name__
     config = model.config
@@ -44,6 +45,11 @@ def attention_layers(model: Any) -> list[nn.Module]:
             "takes encoders and decoders without it"
         )
     found = [module for module in model.modules() if uses_interface(module)]
+    if not found and not any("attention" in type(one).__name__.lower() for one in model.modules()):
+        raise ValueError(
+            f"model: {name} has no attention layers: its tokens are mixed in another way (as by "
+            "Fourier transforms in FNet), so there is nothing that HSA could take the place of"
+        )
     if not found:
         raise ValueError(
             f"model: {name} does not use the attention interface of transformers (its attention "
@@ -82,6 +88,32 @@ def check_module(module: nn.Module, number: int) -> None:
             raise ValueError(f"layers: layer {number} cannot be served by HSA: {reason}")
 
 
-def is_causal(module: nn.Module) -> bool:
-    """Whether the layer attends to earlier tokens only, unless a mask says otherwise."""
-    return bool(getattr(module, "is_causal", True))
+def is_causal(module: nn.Module, model: nn.Module) -> bool:
+    """Whether the layer attends to earlier tokens only, unless a mask says otherwise.
+
+    Some are told so only when they are called, as in the text model of CLIP: by the masks that the
+    next module around them makes.
+    """
+    if getattr(module, "is_causal", True):
+        return True
+    around = [one for one in model.modules() if any(part is module for part in one.modules())]
+    for one in reversed(around):  # from the inside
+        names = getattr(
+            getattr(inspect.unwrap(type(one).forward), "__code__", None), "co_names", ()
+        )
+        makes = "create_causal_mask" in names, "create_bidirectional_mask" in names
+        if any(makes):
+            return makes == (True, False)
+    return False
+
+
+def _inner_model(model: Any) -> str:
+    """Return where in a wrapper, such as a SentenceTransformer, the Hugging Face model is."""
+    parts = model.named_modules() if isinstance(model, nn.Module) else ()
+    for path, part in parts:
+        if isinstance(part, PreTrainedModel):
+            return (
+                f'; the one in it is model.get_submodule("{path}"), a {type(part).__name__}: pass '
+                "that, it is changed in place"
+            )
+    return ""

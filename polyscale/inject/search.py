@@ -76,7 +76,7 @@ def plan_injection(
     >>> plan.apply(model)  # doctest: +SKIP
     """
     modules = attention_layers(model)
-    causal = any(is_causal(module) for module in modules)
+    causal = any(is_causal(module, model) for module in modules)
     _check_aims(budget, tolerance)
     for name, number in (("finalists", finalists), ("width", width), ("batch_size", batch_size)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
@@ -128,7 +128,7 @@ def _candidates(
             raise ValueError(f'sinks: got {sinks!r}, takes "auto", positions, or None')
         finder = SinkFinder()
         reads_ids = all(batch.get("input_ids") is not None for batch in batches)
-        encoder = not any(is_causal(module) for module in attention_layers(model))
+        encoder = not any(is_causal(module, model) for module in attention_layers(model))
         watch(model, batches[:4], finder, tokens=reads_ids and encoder)
         sinks, sink_ids = finder.found()
         if say is not None:

@@ -12,7 +12,8 @@ import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from polyscale._files import follow_umask
-from polyscale.inject.api import inject_hsa, injected_settings
+from polyscale._injection_note import NOTE, injecting
+from polyscale.inject.api import inject_hsa, injection_groups
 from polyscale.inject.settings import HSASettings
 from polyscale.trees import SignalTree
 
@@ -20,38 +21,33 @@ FILE = "polyscale_injection.json"
 FORMAT = "polyscale.injection"
 VERSION = 1
 KEYS = tuple(HSASettings(()).as_dict())
+Groups = list[tuple[list[int], dict[str, Any]]]  # layers, and the arguments of inject_hsa
 
 
 def save_injected(model: PreTrainedModel, directory: str | os.PathLike[str]) -> Path:
     """Save a model and its injection; return the folder. `load_injected` reads it again.
 
     The folder is that of `save_pretrained` (safetensors), with one more file that says which
-    layers are injected and how; `from_pretrained` alone loads the model as it was.
+    layers are injected and how; `from_pretrained` alone loads the model as it was, and warns of it
+    once polyscale is imported.
 
     >>> save_injected(model, "folder")  # doctest: +SKIP
     """
     path = Path(directory)
     groups: list[dict[str, Any]] = []
     trees: list[SignalTree] = []
-    for number, settings in sorted(injected_settings(model).items()):
-        for group in groups:
-            if group["settings"] is settings:
-                group["layers"].append(number)
-                break
-        else:
-            groups.append({"layers": [number], "settings": settings})
-    if not groups:
-        raise ValueError("model: no layer is injected; save_pretrained saves it")
-    for group in groups:
-        settings = group["settings"]
+    for layers, settings in injection_groups(model):
         if isinstance(settings.hierarchy, SignalTree):
-            group["settings"] = {
+            data = {
                 **replace(settings, hierarchy=()).as_dict(),
                 "hierarchy": f"tree_{len(trees)}.json",
             }
             trees.append(settings.hierarchy)
         else:
-            group["settings"] = settings.as_dict()
+            data = settings.as_dict()
+        groups.append({"layers": layers, "settings": data})
+    if not groups:
+        raise ValueError("model: no layer is injected; save_pretrained saves it")
     model.save_pretrained(path)
     for weights in path.glob("*.safetensors"):
         follow_umask(weights)
@@ -65,31 +61,61 @@ def save_injected(model: PreTrainedModel, directory: str | os.PathLike[str]) -> 
 def load_injected(
     directory: str | os.PathLike[str], model_class: Any = None, **kwargs: Any
 ) -> PreTrainedModel:
-    """Load a model that `save_injected` saved, and inject it as it was.
+    """Load a model that was saved with its injection, and inject it as it was.
 
-    `model_class` is the class the config names unless given; other arguments go to its
-    `from_pretrained`. Weights are read from safetensors alone.
+    The injection is read from the file of `save_injected`, or else from the note in the
+    configuration, which any way of saving leaves (`save_pretrained`, or `save` of a
+    SentenceTransformer); that keeps no given tree. `model_class` is the class the config names
+    unless given; other arguments go to its `from_pretrained`. Weights are read from safetensors
+    alone, and no code that comes with the folder is run.
 
     >>> model = load_injected("folder")  # doctest: +SKIP
     """
     path = Path(directory)
-    if not (path / FILE).is_file():
+    if kwargs.pop("trust_remote_code", False):
+        raise ValueError("trust_remote_code: got True, takes False: no code of a folder is run")
+    groups = read_injection(path)
+    if not groups:
         raise ValueError(f"directory: {path} has no {FILE}, which save_injected writes")
-    groups = _read(path)
     if model_class is None:
-        model_class = _class_of(path)
-    model = model_class.from_pretrained(path, use_safetensors=True, **kwargs)
+        model_class = class_of(path)
+    with injecting():
+        model = model_class.from_pretrained(
+            path, use_safetensors=True, trust_remote_code=False, **kwargs
+        )
+    return inject_groups(model, groups)
+
+
+def inject_groups(model: PreTrainedModel, groups: Groups) -> PreTrainedModel:
+    """Inject a model as `read_injection` found it to be."""
     for layers, settings in groups:
         inject_hsa(model, layers=layers, **settings)
     return model
 
 
-def _class_of(path: Path) -> Any:
-    names = getattr(AutoConfig.from_pretrained(path), "architectures", None) or []
+def class_of(model: str | Path) -> Any:
+    """Return the class that a model's configuration names; never one of its own code."""
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    names = getattr(config, "architectures", None) or []
     return getattr(transformers, names[0], AutoModel) if names else AutoModel
 
 
-def _read(path: Path) -> list[tuple[list[int], dict[str, Any]]]:
+def read_injection(path: Path) -> Groups:
+    """Return layers and settings of a folder's injection, group by group; none if it has none."""
+    if (path / FILE).is_file():
+        return _read(path)
+    config = path / "config.json"
+    try:
+        note = json.loads(config.read_text()).get(NOTE) if config.is_file() else None
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ValueError(f"{config}: not a JSON object: {error}") from error
+    found = _read_groups(config, note) if note is not None else []
+    if any(settings["hierarchy"] == "tree" for _, settings in found):
+        raise ValueError(f"{config}: the injection has a tree of its own, which {FILE} would name")
+    return found
+
+
+def _read(path: Path) -> Groups:
     where = path / FILE
     try:
         data = json.loads(where.read_text())
@@ -99,8 +125,17 @@ def _read(path: Path) -> list[tuple[list[int], dict[str, Any]]]:
         raise ValueError(f"{where}: does not say that its format is {FORMAT}")
     if data.get("version") != VERSION:
         raise ValueError(f"{where}: has version {data.get('version')!r}, takes {VERSION}")
+    found = _read_groups(where, data.get("groups"))
+    for _, settings in found:
+        hierarchy = settings["hierarchy"]
+        if isinstance(hierarchy, str) and hierarchy.startswith("tree_"):
+            # A plain file name: nothing outside of the folder is read.
+            settings["hierarchy"] = SignalTree.load(path / Path(hierarchy).name)
+    return found
+
+
+def _read_groups(where: Path, groups: Any) -> Groups:
     found = []
-    groups = data.get("groups")
     for group in groups if isinstance(groups, list) else [None]:
         group = group if isinstance(group, dict) else {}
         settings = group.get("settings")
@@ -111,9 +146,5 @@ def _read(path: Path) -> list[tuple[list[int], dict[str, Any]]]:
         layers = group.get("layers")
         if not isinstance(layers, list):
             raise ValueError(f"{where}: layers takes a list of numbers, got {layers!r}")
-        hierarchy = settings["hierarchy"]
-        if isinstance(hierarchy, str) and hierarchy.startswith("tree_"):
-            # A plain file name: nothing outside of the folder is read.
-            settings["hierarchy"] = SignalTree.load(path / Path(hierarchy).name)
         found.append((layers, settings))
     return found

@@ -5,6 +5,7 @@ handled once: real tokens are *lined up* at the start of their row, attention is
 and the result is *put back*. In between, only the number of real tokens per row matters.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +93,20 @@ class PackedLayout:
         sequence = torch.repeat_interleave(ends.diff(), output_size=self.boundaries[level][-1])
         number = torch.arange(len(sequence), device=sequence.device) - ends[sequence]
         return sequence, number
+
+
+def keep_used(levels: Sequence[Tensor], lengths: Tensor | None) -> list[Tensor]:
+    """Levels `[B, H, T_l, C]` with zeros for entries beyond the real tokens, `[B]` in each row.
+
+    No token uses these, but values there that are not finite would still reach gradients: 0 * inf.
+    """
+    if lengths is None:
+        return list(levels)
+    kept = []
+    for level, x in enumerate(levels):
+        first = torch.arange(x.shape[-2], device=x.device) << level
+        kept.append(_zero_elsewhere(x, first < lengths[:, None]))
+    return kept
 
 
 def _zero_elsewhere(x: Tensor, real: Tensor) -> Tensor:

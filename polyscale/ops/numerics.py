@@ -11,6 +11,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
     """Softmax over the allowed keys; exactly zero where there are none, in values and gradients."""
-    lowest = torch.finfo(scores.dtype).min
-    attention = torch.softmax(scores.masked_fill(~allowed, lowest), dim=-1)
-    return attention.masked_fill(~allowed, 0.0)
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    # Minus infinity everywhere has no softmax: NaN where the scores are so, zeros without any key.
+    scores = scores.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    return torch.softmax(scores, dim=-1).masked_fill(~allowed, 0.0)

@@ -86,7 +86,9 @@ class Lab:
                 "are not committed with results: start again in another folder"
             )
         with quiet_transformers():
-            model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                folder, use_safetensors=True, trust_remote_code=False
+            )
         model.eval()
         if not fresh:
             self._models.clear()

@@ -65,7 +65,7 @@ class Pretrained:
         logging.set_verbosity_error()  # no warning about the new head
         try:
             with quiet_transformers():
-                return kind.from_pretrained(self.location, **options)
+                return kind.from_pretrained(self.location, trust_remote_code=False, **options)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"model must be a folder or a name on the Hugging Face Hub that can be loaded, got "

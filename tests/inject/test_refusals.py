@@ -126,8 +126,8 @@ def test_masks_that_are_not_padding_are_refused() -> None:
         model(text(), attention_mask=heads)
     with pytest.raises(ValueError, match="int64, takes bool or floating point"):
         model(text(), attention_mask=mask.long())
-    with pytest.raises(ValueError, match=r"got shape \[2, 1, 1, 21\]"):
-        model(text(), attention_mask=mask[:, :, :1])
+    with pytest.raises(ValueError, match=r"got shape \[2, 1, 2, 21\]"):
+        model(text(), attention_mask=mask[:, :, :2])
 
 
 def test_a_bidirectional_mask_with_a_cache_is_refused() -> None:

@@ -394,6 +394,40 @@ def test_compiled_code_gives_the_same_numbers(backend):
     assert largest(compiled(x) - layer(x)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("aot_eager", {"kernel": "psd"}),
+        ("aot_eager", {"kernel": "psd", "causal": False}),
+        *((backend, {"rotary": True}) for backend in BACKENDS),
+    ],
+)
+def test_compiled_code_serves_one_length_after_the_other(backend, options):
+    # The second length makes the graph dynamic, the third runs what was compiled for it.
+    layer = make_layer(torch.float32, **options)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=backend)
+    for length in (64, 65, 96):
+        x = torch.randn(2, length, 16, requires_grad=True)
+        inputs = [x, *layer.parameters()]
+        expected, actual = layer(x), compiled(x)
+        assert largest(actual - expected) < 1e-5
+        exact = torch.autograd.grad(expected.square().sum(), inputs)
+        found = torch.autograd.grad(actual.square().sum(), inputs)
+        for one, other in zip(found, exact, strict=True):
+            assert largest(one - other) < 1e-4 * max(1.0, largest(other))
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary": True}, {"kernel": "psd"}])
+def test_an_exported_layer_serves_every_length(options):
+    layer = make_layer(torch.float32, **options).eval()
+    dynamic = ({1: torch.export.Dim.DYNAMIC},)
+    exported = torch.export.export(layer, (torch.randn(2, 64, 16),), dynamic_shapes=dynamic)
+    for length in (8, 63, 64, 65, 200):
+        x = torch.randn(2, length, 16)
+        assert largest(exported.module()(x) - layer(x)) < 1e-5
+
+
 def test_autocast_runs_in_bfloat16_close_to_float32():
     layer = make_layer(torch.float32, rotary=True)
     x = torch.randn(2, 11, 16)

@@ -11,7 +11,7 @@ from polyscale.ops.hkt.coarse_scores import CoarseScores
 from polyscale.ops.hkt.native.decode import MAX_QUERIES, decode_native, why_unsupported
 from polyscale.ops.hkt.native.library import LIBRARY
 from polyscale.ops.hkt.reference import relative_term
-from polyscale.ops.hkt.sdpa import upsample_blocks
+from polyscale.ops.hkt.sdpa import call_sdpa, upsample_blocks
 from polyscale.ops.looks import without_autocast
 from polyscale.ops.native.backend import native_backend
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
@@ -76,7 +76,7 @@ def decode_reference(
     with without_autocast(device):
         merged = torch.zeros((), dtype=dtype, device=device)
         for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
-            score = query.to(dtype) @ key.to(dtype).transpose(-2, -1) * scale  # [B, H, Q, T_l]
+            score = (query.to(dtype) * scale) @ key.to(dtype).transpose(-2, -1)  # [B, H, Q, T_l]
             score = score.repeat_interleave(2**level, dim=-1)[..., :length]
             if relative_bias is not None:
                 bias = relative_term(relative_bias[level], position >> level, column >> level)
@@ -116,7 +116,7 @@ def decode_sdpa(
             for level, table in enumerate(relative_bias)
         ]
         mask = sum(terms, torch.zeros_like(terms[0])).to(query.dtype).masked_fill(~mask, -torch.inf)
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    output = call_sdpa(query, key, value, mask, False, scale)
     return output[..., :value_width].masked_fill((position < 0)[:, None, :, None], 0.0)
 
 

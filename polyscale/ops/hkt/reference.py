@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from polyscale.ops.hkt.mask import AttentionMask
+from polyscale.ops.layout import keep_used
+from polyscale.ops.looks import without_autocast
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 
 
@@ -30,7 +32,8 @@ def hkt_attention_reference(
     relative_bias: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """The attended values, `[B, H, T, Dv]`."""
-    with torch.autocast(value.device.type, enabled=False):
+    value = keep_used([value], mask.lengths)[0]
+    with without_autocast(value.device):
         attention = hkt_matrix(queries, keys, level_weights, mask, scale, relative_bias)
         return (attention @ value.to(attention.dtype)).to(value.dtype)
 
@@ -47,6 +50,7 @@ def hkt_matrix(
     length, device = queries[0].shape[2], queries[0].device
     packed = mask.packed
     position = torch.arange(length, device=device) if packed is None else packed.position  # [T]
+    queries, keys = keep_used(queries, mask.lengths), keep_used(keys, mask.lengths)
     scores = level_scores(queries, keys, scale)
     weights = level_weights.to(scores[0].dtype)
     weights = weights.expand(queries[0].shape[1], -1)  # [H, L]
@@ -80,7 +84,7 @@ def level_scores(queries: Sequence[Tensor], keys: Sequence[Tensor], scale: float
     """
     dtype = accumulation_dtype(queries[0].dtype)
     return [
-        q.to(dtype) @ k.to(dtype).transpose(-2, -1) * scale
+        (q.to(dtype) * scale) @ k.to(dtype).transpose(-2, -1)
         for q, k in zip(queries, keys, strict=True)
     ]
 

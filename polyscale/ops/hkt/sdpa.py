@@ -6,13 +6,21 @@ side along D. The score products cost L times those of standard attention.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.hkt.reference import relative_term
+from polyscale.ops.layout import keep_used
+from polyscale.ops.looks import can_look, without_autocast
+
+# From here on the fused kernels' backward pass, which computes scores again and rounds them
+# otherwise, may take the exponential of a large number.
+HUGE_SCORE = 1e6
 
 
 def hkt_attention_sdpa(
@@ -57,6 +65,8 @@ def _attend(
     relative_bias: Sequence[Tensor] | None,
 ) -> Tensor:
     length, value_width = value.shape[-2:]
+    queries, keys = keep_used(queries, mask.lengths), keep_used(keys, mask.lengths)
+    value = keep_used([value], mask.lengths)[0]
     weights = level_weights.expand(value.shape[1], -1)[..., None, None]  # [H, L, 1, 1]
     # The product is taken in the wider dtype of the two and rounded once.
     query = torch.cat(
@@ -83,17 +93,38 @@ def _attend(
         # A row of padding alone keeps one key, so that nothing becomes NaN; it is zeroed below.
         real = (position < mask.lengths.clamp(min=1)[:, None])[:, None, None, :]  # [B, 1, 1, T]
         attn_mask = real if attn_mask is None else attn_mask.masked_fill(~real, float("-inf"))
-    output = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attn_mask,
-        is_causal=mask.causal and attn_mask is None,
-        scale=scale,
-    )[..., :value_width]
+    causal = mask.causal and attn_mask is None
+    output = call_sdpa(query, key, value, attn_mask, causal, scale)[..., :value_width]
     if mask.lengths is not None:
         output = output.masked_fill((position >= mask.lengths[:, None])[:, None, :, None], 0.0)
     return output
+
+
+def call_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """`scaled_dot_product_attention` as a softmax: at any scale, and NaN for queries that are not
+    finite, which some of its kernels read as zeros. The result has the dtype of `value`.
+    """
+    finite = query.isfinite().all(-1, keepdim=True)  # [B, H, Q, 1]
+    if scale <= 0:  # some kernels look for the largest score before they scale
+        query, scale = query * scale, 1.0
+    with without_autocast(value.device), _kernels(query, key, scale):
+        output = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale
+        )
+    return output.masked_fill(~finite, float("nan"))
+
+
+def _kernels(query: Tensor, key: Tensor, scale: float) -> AbstractContextManager:
+    """Which of its kernels may run: with gradients of huge scores only the plain one."""
+    wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    if not wanted or not can_look(query) or query.numel() == 0:
+        return nullcontext()
+    longest = query.detach().norm(dim=-1).amax() * key.detach().norm(dim=-1).amax()
+    if float(longest) * abs(scale) <= HUGE_SCORE:
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def upsample_blocks(x: Tensor, level: int, length: int) -> Tensor:

@@ -117,7 +117,9 @@ def forward_kernel(
 @triton.jit
 def score_gradient(scores, logsumexp, weighted, delta, allowed):
     """Attention and the gradient of the scores, from the log-sum-exps of the forward pass."""
-    attention = tl.exp2(tl.where(allowed, scores, float("-inf")) - logsumexp)
+    exponent = tl.where(allowed, scores, float("-inf")) - logsumexp
+    # Never above zero but by rounding, which of huge scores may be anything.
+    attention = tl.exp2(tl.where(exponent > 0.0, 0.0, exponent))
     return attention, attention * (weighted - delta)
 
 

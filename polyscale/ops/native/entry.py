@@ -86,6 +86,8 @@ class Views:
 
 def has_contiguous_channels(tensor: Tensor) -> bool:
     """Whether the last axis is contiguous, whatever the others are."""
+    if tensor.numel() == 0:  # whatever its strides, which `contiguous` leaves as they are
+        return True
     return tensor.shape[-1] == 1 or tensor.stride(-1) == 1
 
 

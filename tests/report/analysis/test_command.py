@@ -14,7 +14,10 @@ from transformers import (
 )
 
 from polyscale.analysis.models import find_snapshots, load_model
+from polyscale.analysis.recording import attention_calls
+from polyscale.analysis.transformer import analyze_attention
 from polyscale.data.tasks import load_task
+from polyscale.inject import inject_hsa, injected_layers, save_injected
 from polyscale.models import (
     HKTConfig,
     HKTForCausalLM,
@@ -340,3 +343,25 @@ def test_a_target_with_a_slash_at_the_end_has_its_name_in_the_title(tmp_path, te
     folder = hkt(tmp_path / "model")
     analysis, _ = run_analyze(f"{folder}/", str(text), tmp_path / "out")
     assert analysis["meta"]["title"] == "model on text.txt"
+
+
+def test_an_injected_model_is_analysed_as_it_attends(tmp_path, text):
+    folder = bert(tmp_path / "bert")
+    model = inject_hsa(BertModel.from_pretrained(folder).eval(), layers=[1], hierarchy=(2, 2))
+    save_injected(model, folder)
+    loaded = load_model(folder)
+    assert injected_layers(loaded) == [1]
+    ids = torch.randint(5, 30, (1, 13))
+    found = analyze_attention(loaded, ids)
+    assert any("HSA is injected in layers 1:" in note for note in found["meta"]["notes"])
+    call_plain, call_injected = attention_calls(loaded, {"input_ids": ids})[0]
+    loaded.set_attn_implementation("eager")
+    with torch.no_grad():
+        applied = loaded(ids, output_attentions=True).attentions
+    for call, weights in ((call_plain, applied[0]), (call_injected, applied[1])):
+        torch.testing.assert_close(call.attention().float(), weights[0], atol=1e-6, rtol=1e-6)
+    softmax = call_injected.scores().softmax(-1).float()
+    assert (softmax - applied[1][0]).abs().max() > 1e-4
+    output = tmp_path / "page.html"
+    run_analyze(str(folder), str(text), output)
+    assert "HSA is injected in layers 1" in output.read_text()

@@ -14,7 +14,7 @@ struct Problem {
     int64_t queries;            // decoding: new queries per head
     const int64_t* positions;   // decoding: [batch][queries] of each query; -1: padding
     // [3][batch][heads][length]: largest score, 1 / sum of exponentials, and by how much the largest
-    // score exceeds its float, known where one key has nearly all the attention.
+    // score exceeds its float, known where one key has nearly all the attention or the score is huge.
     float* statistics;
     float* grad_weights;        // [heads][levels]
     Tensor query[MAX_LEVELS], key[MAX_LEVELS], value, output;
@@ -53,6 +53,6 @@ struct Variant {
                      const Partial*, double* grad_weights, float* scratch);
     int64_t decode_chunk;
     int64_t (*decode_floats)(const Problem*);
-    // [queries][2 + value_width]: largest score, sum of exponentials, their sum of values.
+    // [queries][3 + value_width]: largest score as two floats, sum of exponentials, their sum of values.
     void (*decode)(const Problem*, const Sequence*, int64_t chunk, float* result, float* scratch);
 };

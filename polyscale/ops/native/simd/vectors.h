@@ -18,6 +18,7 @@ enum { WIDTH = 4, SCORE_ROWS = 4, PRODUCT_ROWS = 6, WIDE_TILE = 2 };
 
 typedef float Vector __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
+typedef uint32_t Unsigned __attribute__((vector_size(WIDTH * 4)));  // may overflow
 
 INLINE Vector load(const float* from) {
     Vector x;
@@ -101,7 +102,7 @@ INLINE Vector exponential(Vector x) {
     y = y * f + splat(0.24022242426872253f);
     y = y * f + splat(0.6931470036506653f);
     y = y * f + splat(1.0f);
-    return y * (Vector)((bits(shifted) << 23) + 0x3F800000);
+    return y * (Vector)(((Unsigned)shifted << 23) + 0x3F800000u);
 }
 
 // acc[r][c] += sum_k a(r, k) * b[k][c], where a(r, k) is rows[r][k], or if TRANSPOSED

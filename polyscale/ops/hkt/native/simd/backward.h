@@ -47,6 +47,25 @@ static float* grad_key_row(const Problem& p, const Sequence& s, const Partial& t
     return (float*)p.grad_key[level].data + offset(p.grad_key[level], s, level, row);
 }
 
+// `scratch` has room for the keys of a tile.
+static float longest_key(const Problem& p, const Sequence& s, int64_t level, int64_t count,
+                         float* scratch) {
+    if (!p.bfloat16)
+        return longest_row(view_rows(p, p.key[level], s, level, 0, 0, p.width, false, scratch),
+                           count, p.width);
+    float longest = 0.0f;
+    for (int64_t first = 0; first < count; first += KEY_BLOCK) {
+        const int64_t keys = least(KEY_BLOCK, count - first);
+        const Rows rows =
+            view_rows(p, p.key[level], s, level, first, keys, p.width, false, scratch);
+        const float here = longest_row(rows, keys, p.width);
+        longest = here > longest ? here : longest;
+    }
+    return longest;
+}
+
+constexpr float VERY_LONG = 1e38f;
+
 // The median of three keys, channel by channel: close to what all keys share, and robust to a single
 // outlier. And the key that occurs most often, if any occurs twice.
 static void set_shared(const Problem& p, const Sequence& s, BackwardScratch& my) {
@@ -61,9 +80,14 @@ static void set_shared(const Problem& p, const Sequence& s, BackwardScratch& my)
             const float low = a[d] < b[d] ? a[d] : b[d], high = a[d] < b[d] ? b[d] : a[d];
             my.shared[MEDIAN][l][d] = c[d] < low ? low : c[d] < high ? c[d] : high;
         }
+        my.longest_key[l] = longest_key(p, s, l, count, my.centred);
         if (p.bfloat16) continue;
         const Rows keys = view_rows(p, p.key[l], s, l, 0, 0, p.width, false, my.centred);
-        my.longest_key[l] = longest_row(keys, count, p.width);
+        // Differences of keys that long may overflow.
+        if (!(my.longest_key[l] < VERY_LONG)) {
+            memset(my.shared[MEDIAN][l], 0, (size_t)p.width * sizeof(float));
+            continue;
+        }
         const int64_t common = my.equal_keys.most_common(keys, count, p.width);
         if (common < 0) continue;
         my.centres[l] = 2;
@@ -93,6 +117,8 @@ static void backward_queries(const Problem& p, const Sequence& s, BackwardScratc
     memcpy(my.largest, p.statistics + row, (size_t)count * sizeof(float));
     memcpy(my.inverse, p.statistics + all + row, (size_t)count * sizeof(float));
     memcpy(my.missing, p.statistics + 2 * all + row, (size_t)count * sizeof(float));
+    for (int64_t m = 0; m < QUERY_BLOCK; m++)
+        my.rest[m] = m < count && is_split(my.largest[m]) ? my.missing[m] : 0.0f;
     my.tile.set_queries(p, s, first, count, my.queries);
     my.exact.packed = false;
     for (int64_t l = 0; l < p.levels; l++) {

@@ -90,8 +90,8 @@ static void weigh_rows(Rows rows, int64_t count, const float* weights, int64_t w
 }
 
 // Computes the scores of one query again, in double precision and minus the largest, which is returned.
-static float exact_scores(const Problem& p, const Sequence& s, DecodeScratch& my, int64_t query,
-                          int64_t first, int64_t count) {
+static Largest exact_scores(const Problem& p, const Sequence& s, DecodeScratch& my, int64_t query,
+                            int64_t first, int64_t count) {
     for (int64_t l = p.levels - 1; l >= 0; l--) {
         const int64_t rows = at_level(count, l);
         copy_rows(p, p.query[l], s, l, query, 1, 1, p.width, 1.0f, nullptr, my.query);
@@ -105,8 +105,9 @@ static float exact_scores(const Problem& p, const Sequence& s, DecodeScratch& my
     }
     double top = my.exact[0];
     for (int64_t n = 1; n < count; n++) top = my.exact[n] > top ? my.exact[n] : top;
-    const float largest = (float)top;
-    for (int64_t n = 0; n < count; n++) my.scores[0][n] = (float)(my.exact[n] - (double)largest);
+    const Largest largest(top);
+    for (int64_t n = 0; n < count; n++)
+        my.scores[0][n] = less_largest(my.exact[n], largest.score, largest.rest);
     return largest;
 }
 
@@ -135,14 +136,15 @@ static float* coarse_row(const Problem& p, const Sequence& s, int64_t level, int
     return (float*)t.data + s.batch * t.batch + s.head * t.head + (first >> level);
 }
 
-// `result` [queries][2 + value_width]: largest score, sum of exponentials, their sum of values.
+// `result` [queries][3 + value_width]: largest score and its rest, see Largest, sum of exponentials,
+// their sum of values.
 static void decode_chunk(const Problem* problem, const Sequence* sequence, int64_t chunk,
                          float* result, float* memory) {
     const Problem& p = *problem;
     const Sequence& s = *sequence;
     DecodeScratch my;
     my.reserve(p, Scratch{memory});
-    const int64_t first = chunk * DECODE_CHUNK, size = p.value_width + 2;
+    const int64_t first = chunk * DECODE_CHUNK, size = p.value_width + 3;
     const int64_t* position = p.positions + s.batch * p.queries;
     int64_t seen = 0;
     for (int64_t m = 0; m < p.queries; m++) seen = most(seen, position[m] + 1 - first);
@@ -185,9 +187,13 @@ static void decode_chunk(const Problem* problem, const Sequence* sequence, int64
         for (int64_t n = 0; n < count; n++)
             mine[0] = my.scores[0][n] > mine[0] ? my.scores[0][n] : mine[0];
         const bool exact = needs_exact(p, score_bound);
-        if (exact) mine[0] = exact_scores(p, s, my, m, first, count);
-        mine[1] = exponentials_of(my.scores[0], count, exact ? 0.0f : mine[0]);
+        mine[1] = 0.0f;
+        if (exact) {
+            const Largest largest = exact_scores(p, s, my, m, first, count);
+            mine[0] = largest.score, mine[1] = largest.rest;
+        }
+        mine[2] = exponentials_of(my.scores[0], count, exact ? 0.0f : mine[0]);
         weigh_rows(values, count, my.scores[0], padded(p.value_width), my.output);
-        memcpy(mine + 2, my.output, (size_t)p.value_width * sizeof(float));
+        memcpy(mine + 3, my.output, (size_t)p.value_width * sizeof(float));
     }
 }

@@ -6,6 +6,12 @@
 // Floats of this size are 2**-16 apart. The bound is generous, as most scores are far smaller: below
 // it, the error is less than 2e-6 of the largest output and 2e-5 of the largest gradient.
 enum { LARGE_SCORE = 128 };
+// Of bfloat16 inputs the answer is rounded far more than that, until floats lie 2**-7 apart.
+enum { LARGE_BFLOAT16_SCORE = 1 << 16 };
+
+// Above this size the largest score is kept as two floats: one alone would be off by so much that
+// exponentials overflow or vanish.
+enum { SPLIT_SCORE = 1 << 20 };
 
 enum { DOUBLES = WIDTH / 2, EXACT_ROWS = 4, EXACT_TILE = 4 };
 typedef double Doubles __attribute__((vector_size(DOUBLES * 8)));
@@ -33,9 +39,32 @@ INLINE double dot(const float* a, const float* b, int64_t width) {
     return sum;
 }
 
-// With bfloat16 inputs, results are rounded far more than that.
+// Also where the bound overflows, to infinity or, times a weight of zero, to NaN. With bfloat16 inputs,
+// results are rounded far more.
 INLINE bool needs_exact(const Problem& p, float score_bound) {
-    return !p.bfloat16 && score_bound > LARGE_SCORE;
+    return !(score_bound <= (p.bfloat16 ? LARGE_BFLOAT16_SCORE : LARGE_SCORE));
+}
+
+INLINE bool is_split(float largest) { return __builtin_fabsf(largest) > SPLIT_SCORE; }
+
+// The largest score as a float, and what that leaves of it: never more than the score together, so
+// that the exponential of what is left is not zero for all keys.
+struct Largest {
+    float score, rest;
+
+    explicit Largest(double top) : score((float)top), rest(0.0f) {
+        if (!is_split(score) || __builtin_isinf(top)) return;
+        if (__builtin_isinf(score)) score = score > 0.0f ? __FLT_MAX__ : -__FLT_MAX__;
+        rest = (float)(top - (double)score);
+        if ((double)score + (double)rest > top) rest = __builtin_nextafterf(rest, -INFINITE);
+    }
+};
+
+// A score less the largest, which is rounded: that may be a little above zero, of scores beyond 1e14
+// by more than an exponential can take.
+INLINE float less_largest(double score, float largest, float rest) {
+    const double less = score - ((double)largest + (double)rest);
+    return less > 1.0 ? 1.0f : (float)less;
 }
 
 // Products of a tile's rows (keys or values) with its columns (queries or gradients of the output).
@@ -122,11 +151,11 @@ struct ExactScores {
 
     // Scores of a key minus each query's largest; minus infinity where the query does not see the key.
     void less(const Level& fine, int64_t key, int64_t count, const float* largest,
-              float* to) const {
+              const float* rest, float* to) const {
         const double* from = row(key);
         const int64_t first = fine.first_seeing(key, count);
         for (int64_t m = 0; m < first; m++) to[m] = -INFINITE;
-        for (int64_t m = first; m < count; m++) to[m] = (float)(from[m] - (double)largest[m]);
+        for (int64_t m = first; m < count; m++) to[m] = less_largest(from[m], largest[m], rest[m]);
         for (int64_t m = count; m < fine.pitch; m++) to[m] = -INFINITE;
     }
 };

@@ -7,6 +7,8 @@ struct ForwardScratch {
     ExactScores exact;
     float *scores, *values, *output, *plain;
     float *largest, *next_largest, *sum, *block_sum, *correction;  // per query
+    float *rest, *next_rest;  // per query: what is left of the largest score, see Largest
+    bool split;               // whether that may be anything
     float* dominant;  // per query: number of the key with the largest score if it is sharp, or -1
 
     float* reserve(const Problem& p, Scratch scratch) {
@@ -19,6 +21,7 @@ struct ForwardScratch {
         largest = scratch.take(QUERY_BLOCK), next_largest = scratch.take(QUERY_BLOCK);
         sum = scratch.take(QUERY_BLOCK), block_sum = scratch.take(QUERY_BLOCK);
         correction = scratch.take(QUERY_BLOCK), dominant = scratch.take(QUERY_BLOCK);
+        rest = scratch.take(QUERY_BLOCK), next_rest = scratch.take(QUERY_BLOCK);
         return scratch.next;
     }
 };
@@ -50,15 +53,20 @@ static void make_exact(const Problem& p, const Sequence& s, ForwardScratch& my, 
     my.exact.compute(p, s, my.tile, my.plain);
     const Level& fine = my.tile.level[0];
     double top[QUERY_BLOCK];
-    for (int64_t m = 0; m < count; m++) top[m] = (double)my.largest[m];
+    for (int64_t m = 0; m < count; m++) top[m] = (double)my.largest[m] + (double)my.rest[m];
     for (int64_t key = 0; key < fine.key_count; key++) {
         const double* from = my.exact.row(key);
         for (int64_t m = fine.first_seeing(key, count); m < count; m++)
             top[m] = from[m] > top[m] ? from[m] : top[m];
     }
-    for (int64_t m = 0; m < count; m++) my.next_largest[m] = (float)top[m];
+    for (int64_t m = 0; m < count; m++) {
+        const Largest next(top[m]);
+        my.next_largest[m] = next.score, my.next_rest[m] = next.rest;
+        my.split |= is_split(next.score);
+    }
     for (int64_t key = 0; key < fine.key_count; key++)
-        my.exact.less(fine, key, count, my.next_largest, my.scores + key * fine.pitch);
+        my.exact.less(fine, key, count, my.next_largest, my.next_rest,
+                      my.scores + key * fine.pitch);
 }
 
 // `is_less`: the largest score has been subtracted already.
@@ -70,11 +78,16 @@ static void exponentials(const ForwardScratch& my, int64_t pitch, int64_t keys, 
         const int64_t at = column + c * WIDTH;
         const Vector before = load(my.largest + at);
         const Vector now = load(my.next_largest + at);
-        const Vector correction = exponential(before - now);
+        // The rests count where the scores are as large as each other, and their difference is exact.
+        const Vector rest = load(my.next_rest + at);
+        const Vector less = (before - now) + (load(my.rest + at) - rest);
+        const Vector correction =
+            exponential(choose((Integers)(less > splat(0.0f)), splat(0.0f), less));
         top[c] = is_less ? splat(0.0f) : now;
         sum[c] = splat(0.0f);
         store(my.correction + at, correction);
         store(my.largest + at, now);
+        store(my.rest + at, rest);
     }
     for (int64_t first = 0; first < keys; first += SUM_CHUNK) {
         Vector part[C];
@@ -168,6 +181,8 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
     tile.set_queries(p, s, first, count, plain);
     for (int64_t m = 0; m < QUERY_BLOCK; m++)
         my.largest[m] = -INFINITE, my.sum[m] = 0.0f, my.dominant[m] = -1.0f;
+    my.split = false;
+    memset(my.rest, 0, QUERY_BLOCK * sizeof(float));
     memset(my.output, 0, (size_t)(QUERY_BLOCK * value_pitch) * sizeof(float));
 
     const int64_t end = p.causal ? first + count : s.length;
@@ -176,10 +191,14 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
         tile.set_keys(p, s, key, keys);
         const Level& fine = tile.level[0];
         memcpy(my.next_largest, my.largest, QUERY_BLOCK * sizeof(float));
+        memcpy(my.next_rest, my.rest, QUERY_BLOCK * sizeof(float));
         KeepLargest keep{fine, my.scores, my.next_largest};
         score_tiles(fine, p.width, keep);
         const bool exact = needs_exact(p, tile.score_bound(p));
         if (exact) make_exact(p, s, my, count);
+        // What is larger than a score that is split, which is far below zero then, is not.
+        for (int64_t m = 0; m < count && my.split && !exact; m++)
+            my.next_rest[m] = my.next_largest[m] == my.largest[m] ? my.rest[m] : 0.0f;
 
         for (int64_t column = 0; column < fine.pitch; column += TILE * WIDTH) {
             const int64_t columns = least(TILE * WIDTH, fine.pitch - column);
@@ -198,7 +217,8 @@ static void forward_block(const Problem* problem, const Sequence* sequence, int6
     const int64_t rows = p.batch * p.heads * p.length;
     const int64_t row = (s.batch * p.heads + s.head) * p.length + s.start[0] + first;
     for (int64_t m = 0; m < count; m++) {
-        p.statistics[2 * rows + row + m] = correct_dominant(p, s, my, m);
+        p.statistics[2 * rows + row + m] =
+            is_split(my.largest[m]) ? my.rest[m] : correct_dominant(p, s, my, m);
         const float inverse = 1.0f / my.sum[m];
         write_row(p, p.output, offset(p.output, s, 0, first + m), my.output + m * value_pitch,
                   p.value_width, inverse);

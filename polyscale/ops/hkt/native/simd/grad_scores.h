@@ -82,6 +82,7 @@ struct BackwardScratch {
     float* balance[MAX_LEVELS];                     // per query, see weigh_common
     float* centred;                                 // keys of a tile minus what they share
     float *largest, *inverse, *missing, *delta;     // per query
+    float* rest;                                    // per query, see Largest
     float sharp_attention;
     float* dominant;                                // per query: number of a key, or -1
     // Per query: sums of gradients of scores, inside the dominant key's block of a level but outside its
@@ -118,6 +119,7 @@ struct BackwardScratch {
         sums = scratch.take(KEY_BLOCK * most(width, value_width));
         largest = scratch.take(QUERY_BLOCK), inverse = scratch.take(QUERY_BLOCK);
         missing = scratch.take(QUERY_BLOCK), delta = scratch.take(QUERY_BLOCK);
+        rest = scratch.take(QUERY_BLOCK);
         dominant = scratch.take(QUERY_BLOCK), outside = scratch.take(QUERY_BLOCK);
         exact_sum = (double*)scratch.take(2 * QUERY_BLOCK);
         exact_delta = (double*)scratch.take(2 * QUERY_BLOCK);
@@ -214,7 +216,7 @@ static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& 
     my.exact.compute(p, s, my.tile, my.plain);
     for (int64_t key = 0; key < fine.key_count; key++) {
         float* row = my.weights + key * fine.pitch;
-        my.exact.less(fine, key, fine.query_count, my.largest, row);
+        my.exact.less(fine, key, fine.query_count, my.largest, my.rest, row);
         for (int64_t m = 0; m < fine.pitch; m += WIDTH) store(row + m, exponential(load(row + m)));
     }
 }

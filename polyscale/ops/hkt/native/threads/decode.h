@@ -33,7 +33,7 @@ class Decode : public Team {
     }
 
    private:
-    static int64_t size_of(const Problem& p) { return p.queries * (p.value_width + 2); }
+    static int64_t size_of(const Problem& p) { return p.queries * (p.value_width + 3); }
 
     static int worthwhile(const Problem& p) {
         const double products = (double)(p.batch * p.heads * p.queries * p.length) *
@@ -44,17 +44,19 @@ class Decode : public Team {
     float* result(int64_t number) { return results_.data() + number * size_of(p_); }
 
     void merge(int64_t sequence, int64_t query, float* sum) {
-        float top = -INFINITY, total = 0.0f;
+        double top = -INFINITY;
+        float total = 0.0f;
         for (int64_t d = 0; d < p_.value_width; d++) sum[d] = 0.0f;
         for (int64_t chunk = 0; chunk < chunks_; chunk++) {
-            const float* mine = result(sequence * chunks_ + chunk) + query * (p_.value_width + 2);
+            const float* mine = result(sequence * chunks_ + chunk) + query * (p_.value_width + 3);
             // NaN is passed on.
-            if (mine[0] == -INFINITY && mine[1] == 0.0f) continue;
-            const float largest = top > mine[0] ? top : mine[0];
-            const float before = expf(top - largest), now = expf(mine[0] - largest);
-            total = total * before + mine[1] * now;
+            if (mine[0] == -INFINITY && mine[2] == 0.0f) continue;
+            const double here = (double)mine[0] + (double)mine[1];
+            const double largest = top > here ? top : here;
+            const float before = expf((float)(top - largest)), now = expf((float)(here - largest));
+            total = total * before + mine[2] * now;
             for (int64_t d = 0; d < p_.value_width; d++)
-                sum[d] = sum[d] * before + mine[2 + d] * now;
+                sum[d] = sum[d] * before + mine[3 + d] * now;
             top = largest;
         }
         if (total != 0.0f)
