@@ -284,9 +284,9 @@ def test_a_second_compare_leaves_the_report_to_the_process_that_is_not_done(tmp_
         (("train", "none.yaml", "--output=x"), "none.yaml: No such file"),
         (
             ("train", "--task=copy", "--model=hkt", "--output=x", "--set=training.lr=1"),
-            "training takes steps",
+            "names of training must be out of steps",
         ),
-        (("evaluate", "nowhere"), "nowhere holds no run"),
+        (("evaluate", "nowhere"), "nowhere must hold a run"),
         (
             ("compare", "--task=copy", "--seeds=a"),
             "--seeds must be integers such as 0,1,2, got 'a'",

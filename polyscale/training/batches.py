@@ -1,4 +1,4 @@
-"""Which samples each step sees: a function of the seed and the step, so resuming needs no state."""
+"""The samples of each step, as a function of the seed and the step: resuming needs no state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _STEPS_PER_POOL = 50
 
 
 class BatchPlan:
-    """A new random order for each epoch; the samples left over at its end wait for the next.
+    """Batches in a new random order for each epoch; an incomplete last batch is dropped.
 
-    `step_size` samples make one optimiser step, over all processes and backward passes.
+    `step_size` is the number of samples of an optimiser step, over all processes and backward
+    passes.
 
     >>> plan = BatchPlan(torch.tensor([5, 5, 5, 5, 5]), step_size=2, seed=0)
     >>> len(plan.step(0)), plan.steps_per_epoch
@@ -24,8 +25,8 @@ class BatchPlan:
     ) -> None:
         if not 1 <= step_size <= len(lengths):
             raise ValueError(
-                f"a step takes 1 to {len(lengths)} samples (the size of the training set), got "
-                f"{step_size}: batch_size x accumulate x processes"
+                f"batch_size x accumulate x processes must be from 1 to {len(lengths)}, the number "
+                f"of training samples, got {step_size}"
             )
         self.lengths = lengths
         self.step_size = step_size
@@ -43,7 +44,7 @@ class BatchPlan:
         return self._order[place * self.step_size : (place + 1) * self.step_size].tolist()
 
     def share(self, step: int, *, process: int, processes: int, accumulate: int) -> list[list[int]]:
-        """The backward passes of one process in a step; together the processes see all of it."""
+        """The samples of each backward pass of one process in a step."""
         indices = self.step(step)
         size = self.step_size // (processes * accumulate)
         parts = [indices[start : start + size] for start in range(0, len(indices), size)]
@@ -64,7 +65,7 @@ class BatchPlan:
 
 
 def mix_seed(seed: int, *numbers: int) -> int:
-    """One seed out of several numbers, such that neighbours have nothing in common.
+    """One seed from several numbers; close numbers give unrelated seeds.
 
     >>> mix_seed(0, 1) != mix_seed(1, 0)
     True

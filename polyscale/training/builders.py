@@ -1,4 +1,4 @@
-"""Models for tasks: which class, which sizes follow from the data, which collator."""
+"""Models for tasks: their class, the sizes that follow from the data, and the collator."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ _ATTENTIONS = {"hsa": "hierarchical", "fsa": "flat", "deepset": "none"}
 
 @dataclass(frozen=True)
 class ModelForTask:
-    """A function that makes the model, and the data as this model reads it."""
+    """A function that makes the model, and the data in the form that it reads."""
 
     build: Callable[[], PreTrainedModel]
     data: TaskData
 
 
 def model_for_task(model: str, options: dict[str, Any], data: TaskData) -> ModelForTask:
-    """Choose and size a model; `options` are those of its configuration class.
+    """Choose a model and its sizes; `options` are those of its configuration class.
 
-    `standard` is HKT with one level: the same code with ordinary attention. `hsa` reads language
-    tasks as a causal HSA model, and classifies with the hierarchical encoder: over the trees of
-    the task, or over windows of a sequence. `fsa` (flat attention) and `deepset` (no attention)
-    are the same encoder without the hierarchy.
+    `standard` is HKT with one level: the same code with standard attention. `hsa` is the causal HSA
+    model for language tasks, and the hierarchical encoder for classification, over the trees of the
+    task or over windows of a sequence. `fsa` (flat attention) and `deepset` (no attention) are that
+    encoder without the hierarchy.
     """
     options = dict(options)
     if model == "standard":
         if options.get("levels", 1) != 1:
-            raise ValueError(f"model 'standard' has levels=1, got levels={options['levels']}")
+            raise ValueError(f"levels must be 1 for the model 'standard', got {options['levels']}")
         options["levels"] = 1
     if model in ("standard", "hkt"):
         if data.modalities is not None:
             raise ValueError(
-                f"model {model!r} reads sequences, and samples of {data.name} are trees: take one "
-                f"of {', '.join(_ATTENTIONS)}"
+                f"model must be one of {', '.join(_ATTENTIONS)} for {data.name}, whose samples are "
+                f"trees, got {model!r}"
             )
         return ModelForTask(_hkt(options, data), data)
     if data.kind == "language":
         if model != "hsa":
             raise ValueError(
-                f"model {model!r} gives classes, and {data.name} is a language task: take one of "
-                "standard, hkt, hsa"
+                f"model must be one of standard, hkt, hsa for {data.name}, a language task, got "
+                f"{model!r}"
             )
         return ModelForTask(_hsa(options, data), data)
     attention = _ATTENTIONS[model]
     if options.setdefault("attention", attention) != attention:
         raise ValueError(
-            f"model {model!r} has attention={attention!r}, got attention={options['attention']!r}"
+            f"attention must be {attention!r} for the model {model!r}, got {options['attention']!r}"
         )
     if data.modalities is not None:
         return ModelForTask(_hte(options, data), data)
@@ -79,12 +79,12 @@ def model_for_task(model: str, options: dict[str, Any], data: TaskData) -> Model
 
 
 def tokenizer_for_task(data: TaskData) -> PreTrainedTokenizerFast | None:
-    """What turns a text into the ids of a task; None for pixels and trees."""
+    """The tokenizer of a task; None for pixels and trees."""
     if data.tokens is None:
         return None
     if data.tokens != BYTES:
         return word_tokenizer(data.tokens, data.max_length)
-    # A class is asked of the beginning of a text; a prompt is never cut.
+    # Texts to classify are truncated, prompts are not.
     return byte_tokenizer(data.max_length if data.kind == "classification" else None)
 
 
@@ -100,7 +100,7 @@ def _hkt(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedMode
         sizes["input_channels"] = data.input_channels
     if data.kind == "language":
         return _builder(HKTForCausalLM, HKTConfig, {**sizes, "causal": True, **options})
-    # A class is a statement about the whole sequence: unless asked otherwise, all of it is seen.
+    # A class depends on the whole sequence, so attention is bidirectional by default.
     sizes |= {**_labels(data, options), "causal": False}
     return _builder(HKTForSequenceClassification, HKTConfig, {**sizes, **options})
 
@@ -127,7 +127,7 @@ def _hte(options: dict[str, Any], data: TaskData) -> Callable[[], PreTrainedMode
 
 
 def _labels(data: TaskData, options: dict[str, Any]) -> dict[str, Any]:
-    """The classes of a task by name; without names if `options` ask for another number of them."""
+    """The classes of a task by name; unnamed if `options` have another number of them."""
     names = data.label_names
     if names is None or options.get("num_labels", len(names)) != len(names):
         return {"num_labels": data.num_labels}
@@ -146,14 +146,14 @@ def _builder(
     unknown = [name for name in options if name not in known]
     if unknown:
         raise ValueError(
-            f"model_options of {config_class.__name__} take {', '.join(sorted(known))}; "
-            f"got {unknown[0]!r}"
+            f"names of model_options of {config_class.__name__} must be one of "
+            f"{', '.join(sorted(known))}, got {unknown[0]!r}"
         )
     make_config: Any = config_class
     make_model: Any = model_class
     try:
         config = make_config(**options)
-    except Exception as error:  # the library's own kind of error for a bad value
+    except Exception as error:  # huggingface_hub has its own errors for bad values
         raise ValueError(f"model_options: {error}") from error
     return partial(make_model, config)
 

@@ -1,9 +1,9 @@
-"""Checkpoints: all that a run needs to go on to the same numbers, as safetensors and JSON.
+"""Checkpoints: everything that a run needs to resume to the same numbers, as safetensors and JSON.
 
-A checkpoint is a folder `checkpoint-000500` with the weights, the optimiser's moments and the state
-of the run, and a manifest with the SHA-256 of each file. It gets its name only when it is whole.
-The order of the data, the learning rate and the random numbers of a step follow from the seed and
-the number of the step, so there is nothing else to keep.
+A checkpoint is a folder `checkpoint-000500` with the weights, the optimiser's moments, the state of
+the run, and a manifest with the SHA-256 of each file. It gets its name when it is complete. The
+order of the data, the learning rate and the random numbers of a step follow from the seed and the
+step, so nothing else is saved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polyscale._files import new_folder, write_json
 
 _UNUSED = "unused"
 _NAME = re.compile(r"checkpoint-(\d+)")
-_KEPT = 2  # the last one, and one to fall back to
+_KEPT = 2  # the last one, and one to fall back to if it is damaged
 _WEIGHTS, _MOMENTS, _STATE, _MANIFEST = (
     "model.safetensors",
     "optimizer.safetensors",
@@ -43,9 +43,9 @@ _WEIGHTS, _MOMENTS, _STATE, _MANIFEST = (
 
 
 def gather_weights(model: nn.Module) -> dict[str, Tensor]:
-    """All weights by name, on the CPU: plain, data-parallel and sharded models alike.
+    """All weights by name, on the CPU; of sharded and data-parallel models too.
 
-    Every process must call it; the result is whole on the first one.
+    Every process must call it; the result is complete on the first one.
     """
     weights: Any = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -54,9 +54,9 @@ def gather_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def scatter_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
-    """Put whole weights of the first process into the model; the others may pass none.
+    """Load complete weights of the first process into the model; the others may pass none.
 
-    Every process must call it. A device holds one whole tensor at a time.
+    Every process must call it. A device holds one unsharded tensor at a time.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -66,13 +66,13 @@ def scatter_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
 
 
 def gather_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as flat names such as `blocks.0.mlp.0.weight/exp_avg`.
+    """The optimiser's state by flat names such as `blocks.0.mlp.0.weight/exp_avg`.
 
-    A parameter that no step has used yet has no state, and a mark that says so.
+    A parameter that no step has used has no state, which a marker records.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole: Any = get_optimizer_state_dict(model, optimizer, options=options)
-    state = whole.get("state", {})  # processes other than the first get nothing
+    state = whole.get("state", {})  # empty on processes other than the first
     moments = {
         f"{name}/{key}": value for name, entries in state.items() for key, value in entries.items()
     }
@@ -83,7 +83,7 @@ def gather_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 def save_checkpoint(
     output: Path, step: int, weights: dict[str, Tensor], moments: dict[str, Tensor], state: Any
 ) -> Path:
-    """Write a checkpoint, then remove the oldest: the previous one stays until this is whole."""
+    """Write a checkpoint, then remove old ones; the previous one stays until this is complete."""
     folder = output / f"checkpoint-{step:06d}"
     with new_folder(folder) as partial:
         save_tensors(weights, partial / _WEIGHTS)
@@ -99,14 +99,14 @@ def save_checkpoint(
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write safetensors; weights that share memory are written once for each name."""
+    """Write safetensors; tensors that share memory are written once for each name."""
     copies = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
     try:
         save_file(copies, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # a full disk, told in its own way
+    except SafetensorError as error:  # such as a full disk
         raise OSError(f"{path.name} cannot be written: {error}") from error
 
 
@@ -117,7 +117,7 @@ def list_checkpoints(output: Path) -> list[Path]:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint after checking every file; what is damaged is named."""
+    """The state of a checkpoint, after checking all its files; errors name what is damaged."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         expected = {name: manifest[name] for name in (_WEIGHTS, _MOMENTS, _STATE)}
@@ -132,11 +132,11 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put weights and moments back; every process must call it, and the first one reads."""
+    """Restore weights and moments; every process must call it, and the first one reads."""
     reads = not dist.is_initialized() or dist.get_rank() == 0
     scatter_weights(load_file(folder / _WEIGHTS) if reads else {}, model)
-    # A new optimiser's state tells the names and the groups; its numbers are replaced.
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # the first process has it
+    # The state of a new optimiser has the names and the groups; its values are replaced.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on the first process
     whole: Any = get_optimizer_state_dict(model, optimizer, options=options)
     if reads:
         _replace_moments(whole["state"], folder)
@@ -158,7 +158,7 @@ def _replace_moments(state: dict[str, dict[str, Any]], folder: Path) -> None:
         raise _damaged(folder, f"{_MOMENTS} does not fit the model: {odd}")
     for name, entries in state.items():
         for key, entry in entries.items():
-            # What was not used yet starts from zero, as it would have.
+            # Moments of an unused parameter start from zero.
             entries[key] = torch.zeros_like(entry) if name in unused else moments[f"{name}/{key}"]
 
 
@@ -169,6 +169,6 @@ def _digest(path: Path) -> str:
 
 def _damaged(folder: Path, what: str) -> ValueError:
     return ValueError(
-        f"{folder} is damaged: {what}. Delete that folder to go on from the checkpoint before it, "
+        f"{folder} is damaged: {what}; delete that folder to resume from the checkpoint before it, "
         "or from the start"
     )

@@ -1,4 +1,4 @@
-"""Several runs of one comparison or one table: each in its own folder, each resumable."""
+"""The runs of a comparison or a table: each in its own folder, each resumable."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ RUNS = "runs"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run and where it belongs: `table` groups what is compared with each other."""
+    """A run and its `table`: the runs of one table are compared with each other."""
 
     table: str
     config: RunConfig
 
     def folder(self, output: Path) -> Path:
-        """Where the run lives."""
+        """The folder of the run."""
         return output / RUNS / self.table / f"{self.config.name}-seed-{self.config.seed}"
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far a planned run is; `seconds` are those of a finished one."""
+    """Progress of a planned run; `seconds` is None until it is finished."""
 
     planned: PlannedRun
     steps: int
@@ -43,7 +43,7 @@ class RunStatus:
 def plan_comparison(
     config: RunConfig, models: Sequence[str], seeds: Iterable[int], levels: int
 ) -> list[PlannedRun]:
-    """The runs of `polyscale compare`: every model with every seed, all else equal."""
+    """The runs of `polyscale compare`: every model with every seed, otherwise equal."""
     planned = []
     for seed in seeds:
         for model in models:
@@ -65,20 +65,20 @@ def run_all(
     announce: bool = False,
     after_each: Callable[[], None] | None = None,
 ) -> list[RunResult]:
-    """Do every run in turn; with `resume` what is finished stays and what is not goes on.
+    """Do every run in turn; with `resume` finished runs stay and unfinished ones continue.
 
-    Before the first step all folders are looked at, so that a clash is not found hours later. With
-    `resume` runs locked by another process are skipped and tried again at the end, so that several
-    may share the work: the results are those of all runs that are finished by then.
+    All folders are checked before the first step, so that a conflict is not found hours later. With
+    `resume`, runs locked by another process are skipped and tried again at the end, so that several
+    processes can share the work. Returns the results of all runs that are finished by then.
 
     Args:
-        planned: the runs, those of one table one after the other: they share their data.
+        planned: the runs; those of one table should be consecutive, because they share their data.
         output: the folder of all runs.
         data_dir: the folder with the data files.
-        resume: go on with what is there; without it, a folder that exists is refused.
-        progress: show how far each run is.
+        resume: continue existing runs; without it, a folder that exists is an error.
+        progress: show the progress of each run.
         announce: print a line before each run.
-        after_each: called on the main process after each run that was done here.
+        after_each: called on the main process after each run that this call has done.
     """
     main = join_processes().is_main_process
     if not resume:
@@ -121,7 +121,7 @@ def run_all(
 
 
 class _SharedData:
-    """The data of one table, which its variants and seeds have in common."""
+    """The data of one table, which its variants and seeds share."""
 
     def __init__(self, data_dir: Path | None, *, progress: bool) -> None:
         self.data_dir, self.progress = data_dir, progress
@@ -129,7 +129,7 @@ class _SharedData:
         self.loaded: dict[str, TaskData] = {}
 
     def load(self, planned: PlannedRun) -> TaskData:
-        """The data of a run; those of another table are forgotten."""
+        """The data of a run; those of other tables are dropped."""
         config = planned.config
         if planned.table != self.table:
             self.table = planned.table
@@ -141,16 +141,16 @@ class _SharedData:
 
 
 def refuse_existing(planned: Sequence[PlannedRun], output: Path) -> None:
-    """Raise a FileExistsError that names the first planned run that is there already."""
+    """Raise a FileExistsError for the first planned run whose folder exists."""
 
-    def look() -> None:
+    def check() -> None:
         for one in planned:
             if one.folder(output).exists():
                 raise FileExistsError(
                     f"{one.folder(output)} exists: resume, or choose another folder"
                 )
 
-    decide_on_main(look)
+    decide_on_main(check)
 
 
 def read_results(output: Path) -> list[RunResult]:
@@ -159,7 +159,7 @@ def read_results(output: Path) -> list[RunResult]:
 
 
 def status(planned: Sequence[PlannedRun], output: Path) -> list[RunStatus]:
-    """How far every planned run is."""
+    """The progress of every planned run."""
     found = []
     for one in planned:
         folder = one.folder(output)
@@ -172,9 +172,10 @@ def status(planned: Sequence[PlannedRun], output: Path) -> list[RunStatus]:
 
 
 def seconds_left(found: Sequence[RunStatus]) -> float | None:
-    """Time for what is not done, at the pace of the finished runs; None if there are none yet.
+    """Estimated time of the unfinished steps; None before the first run is finished.
 
-    A run goes by the mean pace of its own model on its task, else of its task, else of all.
+    The estimate for a run uses the mean seconds per step of finished runs of its model on its task,
+    or of its task, or of all runs.
     """
     done = [one for one in found if one.seconds is not None and one.steps]
     if not done:
@@ -184,11 +185,11 @@ def seconds_left(found: Sequence[RunStatus]) -> float | None:
         if one.finished:
             continue
         task, name = one.planned.config.task, one.planned.config.name
-        alike = (
+        similar = (
             [d for d in done if (d.planned.config.task, d.planned.config.name) == (task, name)]
             or [d for d in done if d.planned.config.task == task]
             or done
         )
-        paces = [d.seconds / d.steps for d in alike if d.seconds is not None]
+        paces = [d.seconds / d.steps for d in similar if d.seconds is not None]
         total += sum(paces) / len(paces) * (one.planned.config.training.steps - one.steps)
     return total

@@ -1,4 +1,4 @@
-"""A run as data: task, model, budget and seed, from YAML, the command line or a preset."""
+"""The configuration of a run: task, model, budget and seed, from YAML, options or a preset."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from polyscale.checks import check_choice, check_integer
 from polyscale.data.tasks import LANGUAGE_TASKS, TASKS, TREE_TASKS, task_options
 from polyscale.training.settings import TrainingSettings
 
@@ -20,7 +21,7 @@ _SECTIONS = ("task_options", "model_options", "training")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without objects, in which 1e-3 is a number (YAML 1.1 wants 1.0e-3)."""
+    """Safe YAML in which 1e-3 is a number (YAML 1.1 requires 1.0e-3)."""
 
 
 _Loader.add_implicit_resolver(
@@ -28,13 +29,13 @@ _Loader.add_implicit_resolver(
 )
 
 
-# An alias stands for a copy of what it names, and aliases of aliases double with every line.
-# Written out, they may make a text longer by this many characters, more than a run needs.
+# Aliases of aliases can double the size of a document with every line. Expanded, they may add at
+# most this many characters, which is more than a run needs.
 _ALIASED = 1_000
 
 
 def read_yaml(text: str) -> Any:
-    """The content of a YAML text; a ValueError says what is wrong with it.
+    """The content of a YAML text; a ValueError for any error in it.
 
     >>> read_yaml("rate: 1e-3")
     {'rate': 0.001}
@@ -47,28 +48,28 @@ def read_yaml(text: str) -> Any:
         limit = len(text) + _ALIASED
         if _length(node, {}) > limit:
             raise ValueError(
-                f"its aliases make more than {limit:,} characters of {len(text):,}, takes at most "
-                f"{_ALIASED:,} more: write the values out"
+                f"aliases must expand to at most {limit:,} characters, {_ALIASED:,} more than the "
+                "text has: write the values out"
             )
         return loader.construct_document(node)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("nested too deeply") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except (AttributeError, LookupError) as error:  # such as `!!bool perhaps`
-        raise ValueError(f"a value is not of the type that its tag says ({error!r})") from error
+        raise ValueError(f"a value does not have the type of its tag ({error!r})") from error
     finally:
         loader.dispose()
 
 
 def _length(node: yaml.Node, known: dict[yaml.Node, int | None]) -> int:
-    """Characters of a value, at least, with its aliases written out; each node is visited once."""
+    """A lower bound of the characters of a value with expanded aliases; visits each node once."""
     if node in known:
         length = known[node]
         if length is None:
-            raise ValueError("it has an alias within what the alias names: write the values out")
+            raise ValueError("an alias must not contain itself: write the values out")
         return length
-    known[node] = None  # until all below is known
+    known[node] = None  # marks a node that is being visited
     if isinstance(node, yaml.MappingNode):
         length = 1 + sum(_length(part, known) for pair in node.value for part in pair)
     elif isinstance(node, yaml.SequenceNode):
@@ -81,10 +82,10 @@ def _length(node: yaml.Node, known: dict[yaml.Node, int | None]) -> int:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run besides the files of the data and the machine.
+    """Everything that determines a run, except the data files and the machine.
 
-    `name` is what tables call it; the model's name if empty. The seed is that of the weights, the
-    order and dropout; `data_seed` that of splits and generated data: seeds share their data.
+    `name` is the name in tables, by default that of the model. `seed` is for weights, order and
+    dropout, `data_seed` for splits and generated data, so that runs with other seeds share data.
 
     >>> RunConfig(task="copy", model="hkt", model_options={"levels": 2}).name
     'hkt'
@@ -101,48 +102,43 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for option, value, known in (("task", self.task, TASKS), ("model", self.model, MODELS)):
-            if value not in known:
-                raise ValueError(f"{option} takes one of {', '.join(known)}; got {value!r}")
-        fitting = models_of_task(self.task)
-        if self.model not in fitting:
-            raise ValueError(
-                f"model takes one of {', '.join(fitting)} for the task {self.task}; "
-                f"got {self.model!r}"
-            )
+            check_choice(option, value, known)
+        hint = f"these are the models for the task {self.task}"
+        check_choice("model", self.model, models_of_task(self.task), hint)
         for option in ("seed", "data_seed"):
-            value = getattr(self, option)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{option} takes a whole number from 0, got {value!r}")
-        _check_names("task_options", self.task_options, task_options(self.task))
+            check_integer(option, getattr(self, option), least=0)
+        _check_names("names of task_options", self.task_options, task_options(self.task))
         if not self.name:
             object.__setattr__(self, "name", self.model)
         if not all(letter.isalnum() or letter in "-_." for letter in self.name):
-            raise ValueError(f"name takes letters, digits and -_., got {self.name!r}")
+            raise ValueError(f"name must be letters, digits and -_., got {self.name!r}")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
-        """Read what `as_dict` or a YAML file holds; unknown names are errors."""
+        """Undo `as_dict`, also for a YAML file; unknown names are errors."""
         if not isinstance(content, Mapping):
-            raise ValueError(f"a run takes a mapping of names to values, got {content!r}")
-        _check_names("a run", content, [f.name for f in fields(cls)])
+            raise ValueError(f"a run must be a mapping of names to values, got {content!r}")
+        _check_names("names of a run", content, [f.name for f in fields(cls)])
         for name in ("task", "model"):
             if name not in content:
-                raise ValueError(f"a run needs {name!r}, got only {list(content)}")
+                raise ValueError(f"a run must have {name!r}, got only {list(content)}")
         values = dict(content)
         for name in _SECTIONS:
             if not isinstance(values.get(name, {}), Mapping):
-                raise ValueError(f"{name} takes a mapping of names to values, got {values[name]!r}")
+                raise ValueError(
+                    f"{name} must be a mapping of names to values, got {values[name]!r}"
+                )
         training = values.pop("training", {})
-        _check_names("training", training, [f.name for f in fields(TrainingSettings)])
+        _check_names("names of training", training, [f.name for f in fields(TrainingSettings)])
         return cls(**values, training=TrainingSettings(**training))
 
     @classmethod
     def from_yaml(cls, path: Path) -> RunConfig:
-        """Read a YAML file; what is wrong in it is said together with its name."""
+        """Read a YAML file; errors name it."""
         try:
             content = read_yaml(path.read_text(encoding="utf-8"))
         except ValueError as error:  # also of bytes that are not UTF-8
-            raise ValueError(f"{path} is not YAML: {error}") from error
+            raise ValueError(f"{path} must be YAML: {error}") from error
         try:
             return cls.from_dict(content)
         except (TypeError, ValueError) as error:
@@ -152,7 +148,7 @@ class RunConfig:
         return asdict(self)
 
     def to_yaml(self) -> str:
-        # Through JSON: tuples become lists, which every YAML reader knows.
+        # Through JSON, where tuples become lists: YAML has no tuples.
         return yaml.safe_dump(json.loads(json.dumps(self.as_dict())), sort_keys=False)
 
     def with_values(self, assignments: Mapping[str, Any]) -> RunConfig:
@@ -164,8 +160,8 @@ class RunConfig:
             if name:
                 if section not in _SECTIONS:
                     raise ValueError(
-                        f"{dotted!r} takes training.NAME, model.NAME or task.NAME, or one of "
-                        f"seed, data_seed, name"
+                        f"a name must be training.NAME, model.NAME, task.NAME, seed, data_seed or "
+                        f"name, got {dotted!r}"
                     )
                 content[section][name] = value
             else:
@@ -177,17 +173,17 @@ class RunConfig:
 
     @property
     def digest(self) -> str:
-        """Ten letters that change with every value."""
+        """Ten characters that change with every value."""
         text = json.dumps(self.as_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def first_difference(self, other: RunConfig) -> str | None:
-        """The first name with another value in `other`, in words; None if all are equal."""
+        """A description of the first value that differs in `other`; None if all are equal."""
         return _first_difference(self.as_dict(), other.as_dict())
 
 
 def models_of_task(task: str) -> tuple[str, ...]:
-    """The models that can read a task: trees need the hierarchical encoder, which writes no text.
+    """The models for a task: trees need the hierarchical encoder, which is no language model.
 
     >>> models_of_task("coco18"), models_of_task("copy")
     (('hsa', 'fsa', 'deepset'), ('standard', 'hkt', 'hsa'))
@@ -198,25 +194,27 @@ def models_of_task(task: str) -> tuple[str, ...]:
 
 
 def read_assignment(text: str) -> tuple[str, Any]:
-    """`name=value` with the value as YAML reads it.
+    """The name and the value, read as YAML, of `name=value`.
 
     >>> read_assignment("training.steps=200"), read_assignment("model.downsampling=mean")
     (('training.steps', 200), ('model.downsampling', 'mean'))
     """
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise ValueError(f"--set takes NAME=VALUE, such as training.steps=200; got {text!r}")
+        raise ValueError(f"--set must be NAME=VALUE, such as training.steps=200, got {text!r}")
     try:
         read = read_yaml(value)
     except ValueError as error:
-        raise ValueError(f"--set {name}: {value!r} cannot be read: {error}") from error
+        raise ValueError(f"--set {name} must be a YAML value, got {value!r}: {error}") from error
     return name, read
 
 
 def _check_names(what: str, given: Any, known: Any) -> None:
     unknown = [name for name in given if name not in known]
     if unknown:
-        raise ValueError(f"{what} takes {', '.join(known) or 'nothing'}; got {unknown[0]!r}")
+        raise ValueError(
+            f"{what} must be one of {', '.join(known) or '(there are none)'}, got {unknown[0]!r}"
+        )
 
 
 def _first_difference(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> str | None:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over the split, and for classification which samples were right."""
+    """Means over the split, and the accuracy of every sample."""
 
     loss: float
     accuracy: float
-    correct: Tensor  # [N]: share of a sample's answers that were right
+    correct: Tensor  # [N], the share of correct predictions of each sample
 
     def metrics(self, kind: str) -> dict[str, float]:
-        """What a curve shows; `bits_per_token` is what a language model is compared by."""
+        """The metrics of a curve; language models are compared by `bits_per_token`."""
         found = {"loss": self.loss, "accuracy": self.accuracy}
         if kind == "language":
             found["bits_per_token"] = self.loss / math.log(2)
@@ -39,44 +39,43 @@ def evaluate(
     *,
     bf16: bool = False,
 ) -> Evaluation:
-    """Run the model over a split; every process takes its share and gets the whole result.
+    """Evaluate the model on a split; each process evaluates a part and gets the whole result.
 
-    Answers are labels that are not -100. A language model's logits at one position are its answer
-    for the next.
+    Labels of -100 do not count. The logits of a language model at one position predict the next.
     """
     was_training = model.training
     model.eval()
     if not len(split):
-        raise ValueError("split takes at least one sample, got none")
-    batches = split.lengths.argsort(stable=True).split(batch_size)  # alike lengths: less padding
-    totals = torch.zeros(3, dtype=torch.float64)  # loss, right answers, answers
+        raise ValueError("split must have at least one sample, got none")
+    batches = split.lengths.argsort(stable=True).split(batch_size)  # sorted by length: less padding
+    totals = torch.zeros(3, dtype=torch.float64)  # loss, correct predictions, labels
     correct = torch.zeros(len(split))
     rounds = -(-len(batches) // accelerator.num_processes)
     for turn in range(rounds):
         number = turn * accelerator.num_processes + accelerator.process_index
         mine = number < len(batches)
-        # Sharded models talk to each other in every forward pass: idle processes run one too.
+        # Sharded models communicate in every forward pass, so idle processes run one as well.
         indices = batches[number if mine else 0]
         batch = send_to_device(collate([split[int(i)] for i in indices]), accelerator.device)
         with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=bf16):
             output = model(**batch)
         if not mine:
             continue
-        right, asked = _right_answers(output.logits, batch["labels"])
-        answers = int(asked.sum())
-        totals += torch.tensor([float(output.loss) * answers, float(right.sum()), answers])
-        correct[indices] = (right.sum(1) / asked.sum(1).clamp(min=1)).cpu()
+        right, labelled = _correct_predictions(output.logits, batch["labels"])
+        count = int(labelled.sum())
+        totals += torch.tensor([float(output.loss) * count, float(right.sum()), count])
+        correct[indices] = (right.sum(1) / labelled.sum(1).clamp(min=1)).cpu()
     totals = accelerator.reduce(totals.to(accelerator.device)).cpu()
     correct = accelerator.reduce(correct.to(accelerator.device)).cpu()
     model.train(was_training)
-    loss, right_count, answer_count = totals.tolist()
-    if not answer_count:
-        raise ValueError("split has no labels: all of them are -100")
-    return Evaluation(loss / answer_count, right_count / answer_count, correct)
+    loss, right_count, label_count = totals.tolist()
+    if not label_count:
+        raise ValueError("split must have labels other than -100, got none")
+    return Evaluation(loss / label_count, right_count / label_count, correct)
 
 
-def _right_answers(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Which answers were right and which were asked for, one row per sample."""
+def _correct_predictions(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which predictions are correct, and which positions have a label; one row per sample."""
     predictions = logits.argmax(-1)
     if labels.dim() == 1:
         predictions, labels = predictions[:, None], labels[:, None]  # [B, 1]
@@ -91,7 +90,7 @@ def accuracy_by(
 ) -> dict[str, list[dict[str, float]]]:
     """Accuracy over ranges of a property of the samples, such as their length.
 
-    A property with few values gets a range for each, others ranges of about equal counts.
+    A property with few values has one range for each; others have ranges of about equal counts.
 
     >>> accuracy_by(torch.tensor([1.0, 0.0, 1.0]), {"depth": torch.tensor([2, 2, 3])})["depth"][0]
     {'low': 2, 'high': 2, 'count': 2, 'accuracy': 0.5}

@@ -1,7 +1,7 @@
 """The training loop: AdamW on Accelerate, with checkpoints that resume to the same numbers.
 
-Everything random in a step follows from the seed, the number of the step and the process, so a run
-that was killed goes on as if nothing had happened.
+All randomness of a step follows from the seed, the step and the process, so a killed run continues
+with the same numbers.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ LOG_NAME = "log.jsonl"
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training: the model in its best state, and how it got there.
+    """A finished training: the model in its best state, and the state of the run.
 
-    With `shard` the model of a process holds its shares of the weights.
+    With `shard`, the model of a process holds its shards of the weights.
     """
 
     model: PreTrainedModel
@@ -69,10 +69,10 @@ def train(
     name: str = "model",
     progress: bool = True,
 ) -> Trained:
-    """Train what `build` makes on `data` (a `TaskData`), from the last checkpoint in `output`.
+    """Train the model of `build` on `data` (a `TaskData`), from the last checkpoint in `output`.
 
-    `build` is called after seeding, so its initial weights belong to the seed. `output` holds the
-    state best on validation for `from_pretrained`, and while the run lasts its checkpoints.
+    `build` is called after seeding, so the seed determines its initial weights. `output` gets the
+    state that is best on validation, for `from_pretrained`, and checkpoints during the run.
     """
     join_processes()
     accelerator = Accelerator(cpu=ON_CPU, mixed_precision="no")  # _step has its own autocast
@@ -103,7 +103,7 @@ class _Run:
         self.accelerator = accelerator
         self.data, self.settings, self.seed, self.output = data, settings, seed, output
         self.name, self.state = name, state
-        self.plain = model.train()  # what comes from `from_pretrained` is in evaluation mode
+        self.unwrapped = model.train()  # `from_pretrained` returns models in evaluation mode
         if settings.shard:
             shard(model, accelerator.device, accelerator.num_processes, bf16=settings.bf16)
         runnable: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
@@ -117,13 +117,13 @@ class _Run:
         )
 
     def go(self, bar: RunProgress) -> None:
-        """Train until the last step or until there is nothing more to gain."""
+        """Train until the last step, or until patience is exhausted."""
         settings, state = self.settings, self.state
         losses: list[Tensor] = []
         before = time.perf_counter() - state.seconds
         with self._logs() as log:
             if self.accelerator.is_main_process:
-                self._save_tokenizer(self.output)  # also where an older version began the run
+                self._save_tokenizer(self.output)  # also for runs begun by an older version
             if not state.step:
                 self._snapshot(0)
             while state.step < settings.steps and not self._is_patience_over():
@@ -143,11 +143,11 @@ class _Run:
         state.seconds = time.perf_counter() - before
 
     def finish(self) -> Trained:
-        """Put the best state back and measure it on the test set."""
+        """Restore the best state and evaluate it on the test set."""
         self.accelerator.wait_for_everyone()
         began = time.perf_counter()
         if self.settings.shard:
-            model = self.plain
+            model = self.unwrapped
             whole = self._read_best() if self.accelerator.is_main_process else None
             scatter_weights({} if whole is None else whole.state_dict(), model)
         else:
@@ -158,7 +158,7 @@ class _Run:
 
     def _read_best(self) -> PreTrainedModel:
         with quiet_transformers():
-            model = type(self.plain).from_pretrained(self.output)
+            model = type(self.unwrapped).from_pretrained(self.output)
         self._name_labels(model)
         return model
 
@@ -207,16 +207,16 @@ class _Run:
         return loss
 
     def _validate(self, log: _Log) -> str:
-        """Look at the validation set and keep the weights if they are the best so far."""
+        """Evaluate on the validation set, and save the weights if they are the best so far."""
         state, data = self.state, self.data
         found = self._evaluate(self.model, data.validation).metrics(data.kind)
         point = {"step": state.step, **found}
         state.validation_curve.append(point)
         log.write("validation", point)
-        weights = _level_weights(self.plain)
+        weights = _level_weights(self.unwrapped)
         if weights is not None:
             state.level_weights_curve.append({"step": state.step, "weights": weights})
-        if not state.best or is_better(found, state.best, data.kind):  # the first of equals stays
+        if not state.best or is_better(found, state.best, data.kind):  # ties keep the earlier state
             state.best, state.best_step, state.evaluations_since_best = found, state.step, 0
             self._save_best()
         else:
@@ -252,7 +252,7 @@ class _Run:
         if self.accelerator.is_main_process:
             self.output.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.output, prefix=".best-") as folder:
-                _save_model(self.plain, weights, Path(folder))
+                _save_model(self.unwrapped, weights, Path(folder))
                 for file in Path(folder).iterdir():
                     os.replace(file, self.output / file.name)
 
@@ -262,7 +262,7 @@ class _Run:
         weights = gather_weights(self.model)
         if self.accelerator.is_main_process:
             with new_folder(self.output / "snapshots" / f"step-{step:06d}") as folder:
-                _save_model(self.plain, weights, folder)
+                _save_model(self.unwrapped, weights, folder)
                 self._save_tokenizer(folder)
 
     def _save_tokenizer(self, folder: Path) -> None:
@@ -271,8 +271,8 @@ class _Run:
             tokenizer.save_pretrained(folder)
 
     def _name_labels(self, model: PreTrainedModel) -> None:
-        """Name the classes of a state that an older version kept, which did not save the names."""
-        named = self.plain.config
+        """Add the names of classes to a state saved by an older version, which has none."""
+        named = self.unwrapped.config
         if model.config.id2label == named.id2label:
             return
         model.config.id2label, model.config.label2id = named.id2label, named.label2id
@@ -284,7 +284,7 @@ class _Run:
 
 
 class _Log:
-    """`log.jsonl` and TensorBoard; what a killed run wrote after its checkpoint is taken back."""
+    """`log.jsonl` and TensorBoard; drops what a killed run wrote after its checkpoint."""
 
     def __init__(self, output: Path, state: RunState, *, enabled: bool) -> None:
         self.path = output / LOG_NAME
@@ -310,7 +310,7 @@ class _Log:
             self.board.close()
 
     def write(self, kind: str, point: dict[str, float]) -> None:
-        """One point of a curve."""
+        """Append one point of a curve."""
         if not self.enabled:
             return
         with self.path.open("a", encoding="utf-8") as file:
@@ -321,19 +321,19 @@ class _Log:
 
 
 def is_better(new: dict[str, float], best: dict[str, float], kind: str) -> bool:
-    """Whether validation metrics beat the best ones: accuracy for classes, loss for language."""
+    """Whether validation metrics are better: accuracy for classes, loss for language."""
     if kind == "classification":
         return new["accuracy"] > best["accuracy"]
     return new["loss"] < best["loss"]
 
 
 def set_step_seed(seed: int, step: int, process: int) -> None:
-    """Seed what a step draws (dropout), so that it does not depend on the steps before it."""
+    """Seed the randomness of a step (dropout), independently of the steps before it."""
     torch.manual_seed(mix_seed(seed, step, process))
 
 
 def remove_checkpoints(output: Path) -> None:
-    """For a finished run: its result and its best state stay."""
+    """Remove the checkpoints of a finished run; its result and its best state stay."""
     for folder in list_checkpoints(output):
         shutil.rmtree(folder)
 
@@ -350,11 +350,11 @@ def _make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
         (0.0, 1.0): [],
     }
     for name, parameter in model.named_parameters():
-        # Level weights are logits of a convex mix: decay would pull the mix to the uniform one.
+        # Level weights are softmax logits: decay would pull them towards uniform weights.
         free = parameter.dim() < 2 or name.endswith("_logits")
         rate = settings.filter_rate if id(parameter) in filters else 1.0
         groups.setdefault((0.0 if free else settings.weight_decay, rate), []).append(parameter)
-    # The learning rate is a function of the step: every step sets it.
+    # Every step sets the learning rate.
     return torch.optim.AdamW(
         [
             {"params": parameters, "weight_decay": decay, "rate": rate}
@@ -374,7 +374,7 @@ def _save_model(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No bars for reading and writing files: they would break up the line of ours."""
+    """Disable the progress bars of transformers, which would break ours."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,9 +1,9 @@
-"""Sizes and budgets to start from: for each task a `tiny`, a `small` and a `paper` preset.
+"""Sizes and budgets for each task: the presets `tiny`, `small` and `paper`.
 
-`tiny` shows within a minute that everything works. `small` is what a laptop trains in minutes to an
-hour; `polyscale reproduce --preset cpu` uses it. `paper` is for a GPU: the papers' tasks at their
-full length, with sizes of this project's choosing, because the papers' are not known. Budgets are
-found for standard attention and used unchanged for the others.
+`tiny` takes less than a minute, to check that everything works. `small` trains on a laptop in
+minutes to an hour; `polyscale reproduce --preset cpu` uses it. `paper` is for a GPU: the papers'
+tasks at their full length, with sizes chosen by this project, because the papers' are not known.
+Budgets are tuned for standard attention and used unchanged for the other models.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from polyscale.checks import check_choice
 from polyscale.data.tasks import TASKS, TREE_TASKS
 from polyscale.training.config import MODELS, RunConfig
 from polyscale.training.settings import TrainingSettings
@@ -23,8 +24,8 @@ _SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
     "paper": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "dropout": 0.1},
 }
-# Trees, as in the HSA paper: one layer of 3 heads, d = 128. Heads need equal widths, so that is
-# 126 = 3 x 42 here; `paper` takes 128 for each head, which comes near its 1.2 M parameters.
+# As in the HSA paper: one layer of 3 heads, d = 128. Heads have equal widths, hence 126 = 3 x 42;
+# `paper` has 128 for each head, close to the 1.2 M parameters of the paper.
 _TREE_SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3},
     "small": {
@@ -42,8 +43,8 @@ _TREE_SIZES: dict[str, dict[str, Any]] = {
         "dropout": 0.1,
     },
 }
-# The table of the HKT paper, found on validation data (experiments/hkt/NOTES.md): what is shared
-# suits standard attention best, what is HKT's own makes the most of its levels.
+# Options of the table of the HKT paper, chosen on validation data (experiments/hkt/NOTES.md):
+# shared ones are the best for standard attention, those of HKT the best for its levels.
 _TABLE_SHARED: dict[str, Any] = {"positions": "rotary", "initializer_range": 0.1}
 _TABLE_SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "small"): {},
@@ -66,13 +67,13 @@ _TABLE_HKT: dict[str, Any] = {
     "downsampling": "dense",
     "downsampling_width": 4,
 }
-# On IMDB neighbouring bytes are seen together at level 0 already; an image has coarser structure.
+# On IMDB the gain comes from combining adjacent bytes at level 0; an image has coarser structure.
 _TABLE_HKT_BY_TASK: dict[str, dict[str, Any]] = {
     "imdb-char": {"values": "fine", "filter_width": 4},
     "scifar10": {"levels": 5},
 }
-# Filters start as means. On ListOps, whose learning rate is the highest, smaller steps suit them;
-# on sequential CIFAR-10 they are as good.
+# Filters are initialised as means. On ListOps, with the highest learning rate, smaller steps are
+# better for them; on sequential CIFAR-10 they are equally good.
 _HKT_TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "small"): {"filter_rate": 0.25},
     ("scifar10", "small"): {"filter_rate": 0.25},
@@ -88,8 +89,8 @@ _TINY_TRAINING = {
 # Options of the task, and of the training, that differ from the defaults.
 _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("listops", "tiny"): {"preset": "demo", "train": 2_000, "validation": 200, "test": 200},
-    # Shorter and shallower than LRA's, so that small models leave the plateau of guessing from the
-    # outermost operator; and a test set that tells two points apart.
+    # Shorter and shallower than LRA's, so that small models learn more than to guess from the
+    # outermost operator; the test set is large enough to resolve two points.
     ("listops", "small"): {"preset": "t512", "min_length": 16, "max_depth": 4, "test": 10_000},
     ("listops", "paper"): {"preset": "t512"},
     ("imdb-char", "small"): {"length": 512},
@@ -113,7 +114,7 @@ _TRAINING: dict[tuple[str, str], dict[str, Any]] = {
         "learning_rate": 2e-3,
     },
     ("listops", "paper"): {"steps": 30_000, "batch_size": 64, "bucket_by_length": True},
-    # A look at the 5,000 validation images takes as long as 100 steps.
+    # Evaluating the 5,000 validation images takes as long as 100 steps.
     ("scifar10", "small"): {"steps": 3_000, "batch_size": 16, "evaluate_every": 500},
     ("scifar10", "paper"): {"steps": 45_000, "batch_size": 64},
     ("imdb-char", "small"): {
@@ -152,7 +153,7 @@ def preset_config(
     seed: int = 0,
     levels: int | None = None,
 ) -> RunConfig:
-    """The run that a preset stands for; `levels` is for the model `hkt`.
+    """The configuration of a preset; `levels` is for the model `hkt`.
 
     >>> preset_config("copy", "hkt", "tiny").model_options["levels"]
     3
@@ -162,8 +163,7 @@ def preset_config(
         ("model", model, MODELS),
         ("preset", preset, PRESETS),
     ):
-        if value not in known:
-            raise ValueError(f"{option} takes one of {', '.join(known)}; got {value!r}")
+        check_choice(option, value, known)
     options = dict(_TREE_SIZES[preset] if task in TREE_TASKS else _SIZES[preset])
     in_table = (task, preset) in _TABLE_SIZES and model in ("standard", "hkt")
     if in_table:
@@ -173,7 +173,7 @@ def preset_config(
         options |= _TABLE_HKT | _TABLE_HKT_BY_TASK.get(task, {}) if in_table else {}
         options |= {} if levels is None else {"levels": levels}
     elif levels is not None:
-        raise ValueError(f"levels is an option of the model 'hkt', got it with {model!r}")
+        raise ValueError(f"levels must be given with the model 'hkt' only, got it with {model!r}")
     training = _TINY_TRAINING if preset == "tiny" else _with_pace(_TRAINING[task, preset])
     if model == "hkt":
         training = training | _HKT_TRAINING.get((task, preset), {})
@@ -188,7 +188,7 @@ def preset_config(
 
 
 def plain_hkt_config(task: str, preset: str = "small", *, seed: int = 0) -> RunConfig:
-    """HKT of the table as it is alike on all tasks: what ablations change one thing of.
+    """The HKT that is the same on all tasks: ablations change one option of it.
 
     >>> plain_hkt_config("imdb-char").model_options["values"]
     'merged'
@@ -203,7 +203,7 @@ def plain_hkt_config(task: str, preset: str = "small", *, seed: int = 0) -> RunC
 
 
 def _with_pace(training: dict[str, Any]) -> dict[str, Any]:
-    """Warm-up over 5 % of the steps, 20 looks at the validation set, 100 points of the curve."""
+    """Warm-up over 5 % of the steps, 20 evaluations, 100 points of the training curve."""
     steps = training["steps"]
     return {
         "warmup_steps": steps // 20,

@@ -1,4 +1,4 @@
-"""Several processes in one run: how they join, and what the first of them decides for all."""
+"""Several processes in one run: joining them, and decisions of the first for all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
-# Accelerate joins several processes on a CPU only when told that it is one.
+# Accelerate joins several processes on a CPU only with cpu=True.
 ON_CPU = not torch.accelerator.is_available()
-# What torchrun and the implementations of MPI tell each of their processes.
+# Set by torchrun and by the implementations of MPI for their processes.
 _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 Decision = TypeVar("Decision")
@@ -25,10 +25,10 @@ def join_processes() -> PartialState:
 
 
 def decide_on_main(decide: Callable[[], Decision]) -> Decision:
-    """What `decide` returns or raises on the main process, in every process.
+    """Return or raise in every process what `decide` returns or raises on the main process.
 
-    Files change while processes look at them, so two that look for themselves may disagree about
-    what to do next. Every process must call it.
+    Files can change between two reads, so processes that each read them may decide differently.
+    Every process must call it.
     """
     state = join_processes()
     if state.num_processes == 1:
@@ -47,13 +47,13 @@ def decide_on_main(decide: Callable[[], Decision]) -> Decision:
 
 
 def _refuse_lone_process(environment: Any) -> None:
-    """Refuse the one process that `accelerate launch` starts on a CPU when asked for several.
+    """Refuse the single process that `accelerate launch` starts on a CPU instead of several.
 
-    It sets an address to meet at and leaves starting the others to MPI.
+    It sets the address of a process group and leaves starting the other processes to MPI.
     """
     launched = "ACCELERATE_USE_CPU" in environment and "MASTER_ADDR" in environment
     if launched and not any(name in environment for name in _WORLD_SIZES):
         raise ValueError(
-            "accelerate launch was asked for several processes, got one: on a CPU it starts no "
-            "more; use torchrun --nproc-per-node N -m polyscale.cli ..."
+            "accelerate launch must start several processes, got one: on a CPU it starts no more; "
+            "use torchrun --nproc-per-node N -m polyscale.cli ..."
         )

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a bar on a terminal, a line for each evaluation elsewhere."""
+"""The progress of a run: a bar on a terminal, otherwise a line for each evaluation."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class RunProgress:
         self.bar.stop()
 
     def step(self, step: int) -> None:
-        """One more step is done."""
+        """Show a finished step."""
         self.bar.update(self.task, completed=step)
 
     def loss(self, loss: float) -> None:
-        """A new point of the training curve."""
+        """Show the training loss."""
         self.bar.update(self.task, loss=f"{loss:.3f}")
 
     def evaluated(self, step: int, metric: str) -> None:
-        """A new look at the validation set."""
+        """Show a validation metric."""
         self.bar.update(self.task, metric=metric)
         if self.lines:
             pace = (time.monotonic() - self.began) / max(1, step - self.start)

@@ -1,4 +1,4 @@
-"""What one run gave: the record that tables, figures and statistics are made of."""
+"""The result of a run, from which tables, figures and statistics are made."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class RunResult:
-    """One finished run; `as_dict` is ready for JSON and `read_result` reads it again.
+    """One finished run; `as_dict` gives JSON and `read_result` reads it.
 
-    Accuracies inside `test`, `validation` and the curves are shares (0 to 1); `test_accuracy`, the
-    figure of the tables, is in percent.
+    Accuracies in `test`, `validation` and the curves are from 0 to 1; `test_accuracy`, the figure
+    of the tables, is in percent.
     """
 
     task: str
@@ -24,23 +24,23 @@ class RunResult:
     seed: int
     kind: str  # "classification" or "language"
     test: dict[str, float]  # loss; accuracy; bits_per_token for language
-    validation: dict[str, float]  # the same, of the kept state: the best on validation
+    validation: dict[str, float]  # the same metrics of the state that is best on validation
     best_step: int
-    steps: int  # done; fewer than asked for after early stopping
-    majority_rate: float | None  # always the most frequent training class, on the test set
+    steps: int  # finished; fewer than configured after early stopping
+    majority_rate: float | None  # test accuracy of always predicting the majority class of train
     parameters: int
     flops_per_sample: float  # one forward pass of the longest test sample, counted
-    seconds: float  # the whole run, with evaluation, over all its pieces
+    seconds: float  # of the whole run with evaluation, over all resumptions
     training_seconds: float  # inside training steps
     samples_per_second: float  # of training steps
     device: str
-    processes: int  # each saw batch_size * accumulate samples of a step
+    processes: int  # each has batch_size * accumulate samples of a step
     threads: int
     train_curve: list[dict[str, float]]  # step, loss (mean since the last point), learning_rate
     validation_curve: list[dict[str, float]]  # step, loss, accuracy, ...
     level_weights_curve: list[dict[str, Any]]  # step, weights [layer][head][level]; [] if none
     accuracy_by: dict[str, list[dict[str, float]]]  # group -> low, high, count, accuracy
-    config: dict[str, Any]  # the whole configuration; `polyscale train CONFIG` makes it again
+    config: dict[str, Any]  # the whole configuration, for `polyscale train CONFIG`
     model_config: dict[str, Any]
     data: dict[str, Any]
     example: str
@@ -52,7 +52,7 @@ class RunResult:
 
     @property
     def metric(self) -> str:
-        """The figure that runs of this kind are compared by."""
+        """The metric by which runs of this kind are compared."""
         return "accuracy" if self.kind == "classification" else "bits_per_token"
 
     @property
@@ -69,12 +69,12 @@ class RunResult:
 
 
 def read_result(path: Path) -> RunResult:
-    """Read a result written by a run; a broken or foreign file is named in the error."""
+    """Read the result of a run; errors name the file."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a whole JSON file: {error}") from error
+        raise ValueError(f"{path} must be a complete JSON file: {error}") from error
     names = {f.name for f in fields(RunResult)}
     if not isinstance(record, dict) or record.get("format") != FORMAT or set(record) != names:
-        raise ValueError(f"{path} is not the result of a run (format {FORMAT})")
+        raise ValueError(f"{path} must be the result of a run (format {FORMAT})")
     return RunResult(**record)

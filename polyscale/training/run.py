@@ -1,12 +1,12 @@
 """One run from a configuration to a result, in a folder that says what it holds.
 
-config.yaml          what was asked for; `polyscale train config.yaml` makes it again
-log.jsonl            every point of the curves; `tensorboard/` has the same
-model.safetensors    the state best on validation, with config.json: `from_pretrained`
-tokenizer.json       with tokenizer_config.json: what turns texts into the ids of the task
-snapshots/           states over training, if asked for
-checkpoint-000500/   while the run lasts
-result.json          when it is finished
+config.yaml          the configuration, for `polyscale train config.yaml`
+log.jsonl            every point of the curves; also in `tensorboard/`
+model.safetensors    the state best on validation, with config.json, for `from_pretrained`
+tokenizer.json       the tokenizer of the task, with tokenizer_config.json
+snapshots/           states over training, with `snapshots`
+checkpoint-000500/   during the run
+result.json          when the run is finished
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 import polyscale
 from polyscale._files import write_json, write_text
+from polyscale.checks import check_choice
 from polyscale.cost.forward import count_forward_flops
 from polyscale.data.tasks import TaskData, load_task
 from polyscale.training.builders import model_for_task
@@ -56,16 +57,16 @@ def run(
     resume: bool = False,
     progress: bool = True,
 ) -> RunResult:
-    """Train and measure what `config` asks for, and write it all into `output`.
+    """Train and evaluate by `config`, and write everything into `output`.
 
-    With `resume` an unfinished run in `output` goes on from its last checkpoint and a finished one
-    is returned as it is; without it, a folder that holds a run is an error. `data` saves loading
-    the task again; it must be the one that `config` names.
+    With `resume`, an unfinished run in `output` continues from its last checkpoint and the result
+    of a finished one is returned; without it, a folder that holds a run is an error. `data` is the
+    task of `config`, if it is loaded already.
 
-    Of several processes the first one looks at the folder and decides for all of them; a run locked
-    by others raises a RunInUseError in each.
+    With several processes the first one reads the folder and decides for all; a run locked by
+    others raises a RunInUseError in each.
     """
-    with _claimed(config, output, resume=resume) as found:
+    with _locked_run(config, output, resume=resume) as found:
         if found is not None:
             return found
         if data is None:
@@ -95,10 +96,8 @@ def run(
 def evaluate_run(
     folder: Path, *, split: str = "test", data_dir: Path | None = None
 ) -> dict[str, float]:
-    """Measure the model of a run on one of its splits."""
-    splits = ("train", "validation", "test")
-    if split not in splits:
-        raise ValueError(f"split takes one of {', '.join(splits)}; got {split!r}")
+    """Evaluate the model of a run on one of its splits."""
+    check_choice("split", split, ("train", "validation", "test"))
     config = read_config(folder)
     data = load_data(config, data_dir)
     chosen = model_for_task(config.model, config.model_options, data)
@@ -122,32 +121,32 @@ def load_data(config: RunConfig, data_dir: Path | None, *, progress: bool = Fals
 
 
 def load_model(folder: Path, build: Any) -> PreTrainedModel:
-    """The best state of a run; a missing or damaged file is named."""
+    """The best state of a run; errors name a missing or damaged file."""
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no trained model: {name} is missing")
+            raise FileNotFoundError(f"{folder} must hold a trained model: {name} is missing")
     try:
         with quiet_transformers():
             return build.func.from_pretrained(folder)
-    except Exception as error:  # safetensors has errors of its own
+    except Exception as error:  # such as SafetensorError
         raise ValueError(f"{folder / 'model.safetensors'} cannot be read: {error}") from error
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The configuration of a run in a folder."""
+    """The configuration of the run in a folder."""
     if not (folder / CONFIG_NAME).is_file():
-        raise FileNotFoundError(f"{folder} holds no run: {CONFIG_NAME} is missing")
+        raise FileNotFoundError(f"{folder} must hold a run: {CONFIG_NAME} is missing")
     return RunConfig.from_yaml(folder / CONFIG_NAME)
 
 
 def steps_done(folder: Path) -> int:
-    """Steps of an unfinished run that are safe in a checkpoint."""
+    """Steps of an unfinished run up to its last checkpoint."""
     checkpoints = list_checkpoints(folder)
     return int(checkpoints[-1].name.split("-")[1]) if checkpoints else 0
 
 
 def majority_rate(train_labels: Tensor, test_labels: Tensor) -> float:
-    """Accuracy on the test set of always answering the most frequent training class.
+    """Test accuracy of always predicting the most frequent training class.
 
     >>> majority_rate(torch.tensor([1, 1, 0]), torch.tensor([1, 0, 0, 0]))
     0.25
@@ -157,7 +156,7 @@ def majority_rate(train_labels: Tensor, test_labels: Tensor) -> float:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide the figures."""
+    """Versions of Python and of the packages that determine the results."""
     versions = {"python": platform.python_version(), "polyscale": polyscale.__version__}
     for package in ("torch", "transformers", "accelerate", "numpy"):
         try:
@@ -168,7 +167,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the code that runs, marked if files were changed; None outside a checkout."""
+    """The commit of this code, marked if files are changed; None outside a checkout."""
     root = Path(polyscale.__file__).parents[1]
     try:
         top, commit, changes = (
@@ -188,12 +187,12 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     if Path(top).resolve() != root.resolve():
-        return None  # an installed package inside somebody else's repository
+        return None  # installed inside another repository
     return commit + ("+changes" if changes else "")
 
 
 def _prepare_folder(config: RunConfig, output: Path, *, resume: bool) -> RunResult | None:
-    """Check what the folder holds; the result if the run is finished."""
+    """Check the content of the folder; returns the result of a finished run."""
     if (output / CONFIG_NAME).exists():
         difference = read_config(output).first_difference(config)
         if difference is not None:
@@ -260,24 +259,24 @@ def _result(
 
 
 @contextmanager
-def _claimed(config: RunConfig, output: Path, *, resume: bool) -> Iterator[RunResult | None]:
-    """Hold a run against other processes; gives its result if it is finished.
+def _locked_run(config: RunConfig, output: Path, *, resume: bool) -> Iterator[RunResult | None]:
+    """Lock the folder of a run; yields its result if it is finished.
 
-    Two runs in one folder would overwrite each other. A killed one leaves no lock behind.
+    Two runs in one folder would overwrite each other. The lock of a killed process is released.
     """
     lock = FileLock(output / LOCK_NAME)
 
-    def claim() -> RunResult | None:
+    def lock_folder() -> RunResult | None:
         output.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
-            # The other process may have written its result and be about to let go.
+            # The other process may have written its result and be about to release the lock.
             if not (resume and (output / RESULT_NAME).exists()):
-                raise RunInUseError(f"{output} is in use by another process") from error
+                raise RunInUseError(f"{output} is locked by another process") from error
         return _prepare_folder(config, output, resume=resume)
 
     try:
-        yield decide_on_main(claim)
+        yield decide_on_main(lock_folder)
     finally:
         lock.release()

@@ -1,9 +1,11 @@
-"""The budget of a run: everything that decides a training besides the model and the data."""
+"""The settings of a training: everything but the model and the data."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+
+from polyscale.checks import check_choice
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -23,22 +25,22 @@ class TrainingSettings:
         batch_size: samples of one process and one backward pass.
         accumulate: backward passes for each step; a step sees `batch_size * accumulate` samples
             of every process.
-        learning_rate: the highest one, reached after the warm-up.
-        filter_rate: what the learning rate of causal filters, HKT's downsampling, is multiplied by.
+        learning_rate: the maximum, reached after the warm-up.
+        filter_rate: a factor on the learning rate of causal filters, HKT's downsampling.
         schedule: `"cosine"`, `"linear"` or `"constant"`.
         warmup_steps: steps of linear warm-up.
-        weight_decay: on matrices alone; biases, norms and level weights have none.
+        weight_decay: of matrices; biases, norms and level weights have none.
         max_grad_norm: gradients are clipped to this norm.
-        bucket_by_length: batches of samples of about the same length, for less padding.
+        bucket_by_length: batch samples of similar length, for less padding.
         bf16: bfloat16 autocast.
         compile: `torch.compile` the model.
-        shard: share weights, gradients and moments out over the processes (FSDP 2), for models
-            whose training does not fit one device.
+        shard: shard weights, gradients and moments over the processes (FSDP 2), for models whose
+            training does not fit one device.
         log_every: steps between two points of the training curve.
-        evaluate_every: steps between two looks at the validation set.
-        save_every: steps between two checkpoints; 0 for at every evaluation.
-        patience: stop after this many evaluations without a new best; 0 for never.
-        snapshots: how many states of the weights to keep over training, for `polyscale analyze`.
+        evaluate_every: steps between two evaluations on the validation set.
+        save_every: steps between two checkpoints; 0 for one at every evaluation.
+        patience: stop after this many evaluations without a new best; 0 to never stop early.
+        snapshots: number of states of the weights to keep over training, for `polyscale analyze`.
 
     >>> settings = TrainingSettings(steps=100, warmup_steps=10, learning_rate=1.0)
     >>> settings.learning_rate_at(4), settings.learning_rate_at(9), settings.learning_rate_at(55)
@@ -69,26 +71,25 @@ class TrainingSettings:
             value = getattr(self, field.name)
             wanted = _TYPES[str(field.type)]
             if not isinstance(value, wanted) or (field.type != "bool" and isinstance(value, bool)):
-                raise TypeError(f"{field.name} takes a value of type {field.type}, got {value!r}")
+                raise TypeError(f"{field.name} must be of type {field.type}, got {value!r}")
         for name in ("steps", "batch_size", "accumulate", "log_every", "evaluate_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} takes at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("weight_decay", "warmup_steps", "save_every", "patience", "snapshots"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} takes at least 0, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("learning_rate", "filter_rate", "max_grad_norm"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} takes a number above 0, got {getattr(self, name)}")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule takes one of {SCHEDULES}, got {self.schedule!r}")
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        check_choice("schedule", self.schedule, SCHEDULES)
         if self.evaluate_every > self.steps:
             raise ValueError(
-                f"evaluate_every takes at most steps ({self.steps}), got {self.evaluate_every}: "
+                f"evaluate_every must be at most steps ({self.steps}), got {self.evaluate_every}: "
                 "the best state is chosen on validation"
             )
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of one step, counted from 0: no state to save, nothing to drift."""
+        """The learning rate of one step, counted from 0, without any state."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
@@ -100,11 +101,11 @@ class TrainingSettings:
 
     def is_log(self, step: int) -> bool:
         """Whether the training curve gets a point after `step` steps."""
-        # Before a checkpoint too: then no loss waits to be averaged, and none has to be saved.
+        # Also before a checkpoint, so that it need not save losses that are not averaged yet.
         return step % self.log_every == 0 or step == self.steps or self.is_checkpoint(step)
 
     def is_evaluation(self, step: int) -> bool:
-        """Whether the validation set is looked at after `step` steps; always after the last."""
+        """Whether the model is evaluated after `step` steps; always after the last."""
         return step % self.evaluate_every == 0 or step == self.steps
 
     def is_checkpoint(self, step: int) -> bool:
@@ -112,7 +113,7 @@ class TrainingSettings:
         return step % (self.save_every or self.evaluate_every) == 0 and step < self.steps
 
     def is_snapshot(self, step: int) -> bool:
-        """Whether the weights after `step` steps are kept; the start (step 0) is one of them."""
+        """Whether the weights after `step` steps are kept, step 0 included."""
         if not self.snapshots:
             return False
         return step in {round(k * self.steps / self.snapshots) for k in range(self.snapshots + 1)}

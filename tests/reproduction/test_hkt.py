@@ -79,7 +79,7 @@ def test_a_run_locked_by_another_process_is_skipped(tmp_path, capsys):
     folder.mkdir(parents=True)
     with FileLock(folder / ".lock"):
         HKTStudy().run([first, second], tmp_path, preset="cpu", resume=True)
-    assert "in use by another process: skipped" in capsys.readouterr().out
+    assert "locked by another process: skipped" in capsys.readouterr().out
     assert not (folder / "result.json").exists()
     assert (second.folder(tmp_path) / "result.json").exists()
 

@@ -57,7 +57,7 @@ def test_the_processes_together_see_the_whole_step(processes, accumulate):
 
 
 def test_a_step_larger_than_the_training_set_is_refused():
-    with pytest.raises(ValueError, match=r"1 to 1000 samples .* got 1001: batch_size"):
+    with pytest.raises(ValueError, match=r"from 1 to 1000, .* got 1001"):
         BatchPlan(LENGTHS, 1_001, seed=0)
 
 

@@ -74,12 +74,19 @@ def test_encoders_read_sequences_through_windows():
 def test_a_model_that_does_not_fit_the_task_is_refused(load):
     trees, language = load("coco18"), load_task("copy", train=20, validation=5, test=5)
     for model in ("standard", "hkt"):
-        with pytest.raises(ValueError, match="samples of coco18 are trees: take one of hsa, fsa"):
+        with pytest.raises(
+            ValueError,
+            match="model must be one of hsa, fsa, deepset for coco18, whose samples are trees",
+        ):
             model_for_task(model, SIZES, trees)
     for model in ("fsa", "deepset"):
-        with pytest.raises(ValueError, match="copy is a language task: take one of standard"):
+        with pytest.raises(
+            ValueError, match="model must be one of standard, hkt, hsa for copy, a language task"
+        ):
             model_for_task(model, SIZES, language)
-    with pytest.raises(ValueError, match="'fsa' has attention='flat', got attention='none'"):
+    with pytest.raises(
+        ValueError, match="attention must be 'flat' for the model 'fsa', got 'none'"
+    ):
         model_for_task("fsa", {"attention": "none"}, trees)
     with pytest.raises(ValueError, match=r"model_options of HTEConfig take .*got 'windows'"):
         model_for_task("hsa", {"windows": [4]}, trees)

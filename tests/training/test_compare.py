@@ -90,5 +90,5 @@ def test_runs_locked_by_another_process_are_skipped_and_tried_again_at_the_end(t
     assert not (planned[1].folder(tmp_path) / "result.json").exists()
     locks[1].release()
     said = capsys.readouterr().out
-    assert said.count("hkt-seed-0 is in use by another process: skipped") == 3
+    assert said.count("hkt-seed-0 is locked by another process: skipped") == 3
     assert said.count("run 1 of 3: listops, standard, seed 0") == 2

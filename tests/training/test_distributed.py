@@ -97,12 +97,16 @@ def test_a_sharded_bfloat16_run_gathers_bfloat16_and_sums_float32(alone, pair):
 
 
 def test_another_number_of_processes_does_not_go_on_with_a_run(pair):
-    with pytest.raises(ValueError, match="takes 2 processes, as in its first 4 steps, got 1"):
+    with pytest.raises(
+        ValueError, match="must be resumed with 2 processes, as in its first 4 steps, got 1"
+    ):
         run(SMALL.with_values(SHARDED), pair[0] / "stopped", progress=False, resume=True)
 
 
 def test_one_process_has_nobody_to_share_with(tmp_path):
-    with pytest.raises(ValueError, match="shard takes at least 2 processes, got 1; use torchrun"):
+    with pytest.raises(
+        ValueError, match="shard must have at least 2 processes, got 1; use torchrun"
+    ):
         run(SMALL.with_values({"training.shard": True}), tmp_path, progress=False)
 
 

@@ -20,7 +20,7 @@ def launched(monkeypatch, *arguments):
 
 def test_the_lone_process_of_a_launch_that_asked_for_two_is_refused(monkeypatch):
     launched(monkeypatch, "--num_processes=2")
-    with pytest.raises(ValueError, match=r"asked for several processes, got one.* use torchrun"):
+    with pytest.raises(ValueError, match=r"must start several processes, got one.* use torchrun"):
         join_processes()
 
 

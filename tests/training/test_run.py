@@ -94,7 +94,7 @@ def test_a_finished_run_is_returned_as_it_is(finished):
 def test_two_processes_cannot_run_in_one_folder(tmp_path):
     with (
         FileLock(tmp_path / ".lock"),
-        pytest.raises(FileExistsError, match="in use by another process"),
+        pytest.raises(FileExistsError, match="locked by another process"),
     ):
         run(SMALL, tmp_path, progress=False)
 
@@ -198,16 +198,18 @@ def test_a_damaged_model_is_named(finished, tmp_path):
 
 
 def test_bad_requests_for_an_evaluation_are_named(finished, tmp_path):
-    with pytest.raises(ValueError, match="split takes one of train, validation, test; got 'dev'"):
+    with pytest.raises(
+        ValueError, match="split must be one of 'train', 'validation', 'test', got 'dev'"
+    ):
         evaluate_run(finished[1], split="dev")
-    with pytest.raises(FileNotFoundError, match=r"holds no run: config\.yaml is missing"):
+    with pytest.raises(FileNotFoundError, match=r"must hold a run: config\.yaml is missing"):
         evaluate_run(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
 def test_a_broken_result_is_named(tmp_path, content):
     (tmp_path / "result.json").write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"result\.json is not"):
+    with pytest.raises(ValueError, match=r"result\.json must be"):
         read_result(tmp_path / "result.json")
 
 

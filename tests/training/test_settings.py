@@ -40,7 +40,7 @@ def test_a_run_without_warm_up_starts_at_the_full_rate():
     ],
 )
 def test_a_bad_value_is_named_with_what_it_takes(name, value):
-    with pytest.raises(ValueError, match=rf"^{name} takes .*got"):
+    with pytest.raises(ValueError, match=rf"^{name} must be .*got"):
         TrainingSettings(**{name: value})
 
 
@@ -48,7 +48,7 @@ def test_a_bad_value_is_named_with_what_it_takes(name, value):
     ("name", "value"), [("steps", 10.0), ("bf16", 1), ("steps", True), ("schedule", None)]
 )
 def test_a_value_of_another_type_is_refused(name, value):
-    with pytest.raises(TypeError, match=rf"^{name} takes a value of type"):
+    with pytest.raises(TypeError, match=rf"^{name} must be of type"):
         TrainingSettings(**{name: value})
 
 
