@@ -14,6 +14,8 @@ from polyscale.report.analysis.sections import present_sections
 from polyscale.report.colours import ANALYSIS_DARK, ANALYSIS_LIGHT
 from polyscale.report.rendering import asset, render, trusted
 
+# The charts are our own: with bars, lines and grids as SVG they take 9 KB, less than a charting
+# library (uPlot 51 KB, on a canvas), and can be saved as files and read with the keyboard.
 _SCRIPTS = (
     "basics.js",
     "charts.js",
