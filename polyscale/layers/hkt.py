@@ -60,7 +60,8 @@ class HKTAttention(nn.Module):
             blocks, up to R - 1; 0 for none.
         rotary: rotate queries and keys by position; level l uses the position of its block's start.
         local_start: with `rotary`, the initial value of the biases of queries and keys. Equal
-            biases score by distance alone: above 0, training begins with attention to what is near.
+            biases score by distance alone: above 0, training begins with attention to nearby
+            tokens.
         kernel: `"dot"`, or `"psd"`: scores whose symmetric part is positive semidefinite by
             construction.
         bias: whether the projections have a bias.

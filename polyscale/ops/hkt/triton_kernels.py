@@ -136,7 +136,7 @@ def query_gradient_kernel(
 ):  # fmt: skip
     """Gradients of a block of queries, its part of the level weights' gradients, and delta.
 
-    `delta[t] = sum_d output[t, d] * output_gradient[t, d]` serves the other kernel too.
+    `delta[t] = sum_d output[t, d] * output_gradient[t, d]` is also used by the other kernel.
     """
     width = length
     block, row, batch, head, length, start = locate(blocks, heads, length, lengths, starts, LEVELS)
@@ -166,7 +166,7 @@ def query_gradient_kernel(
     offset = (batch * heads + head) * width + start + position
     delta_tile = tl.sum(attended.to(tl.float32) * gradient.to(tl.float32), 1)
     tl.store(delta + offset, delta_tile, mask=position < length)
-    # Beyond the end everything is exp2(-inf) = 0: coarse queries must get nothing from there.
+    # Beyond the end everything is exp2(-inf) = 0, so coarse queries get no gradient from there.
     sums = tl.load(logsumexp + offset, mask=position < length, other=float("inf"))
 
     gradients = zero_levels(BLOCK_M, BLOCK_D, LEVELS, DEEPEST)

@@ -1,10 +1,10 @@
 """Tiles of several resolutions in the registers of a GPU: what the Triton kernels are made of.
 
-The tile of level l stands for the same positions as the fine one but has `2**l` times fewer rows
-and columns. Going from coarse to fine, a tile is added to the next finer one by viewing that as
+The tile of level l covers the same positions as the fine one with `2**l` times fewer rows and
+columns. Going from coarse to fine, a tile is added to the next finer one by viewing that as
 `[M, 2, N, 2]`, so nothing coarse is ever written out at full size; the gradient of the scores is
 summed down the same way. `DEEPEST` is how often a tile can be halved before it falls below the
-smallest matrix product of a GPU: levels beyond stay at that size, their rows loaded repeatedly.
+smallest matrix product of a GPU: coarser levels keep that size and load their rows repeatedly.
 
 A *row* of the batch is one sequence: a row of `[B, H, T, D]`, or one of the packed sequences.
 """
@@ -30,7 +30,7 @@ def level_bases(pointers, strides, starts, row, batch, head, LEVELS: tl.constexp
 
 @triton.jit
 def level_factors(weights, head, scale, LEVELS: tl.constexpr):
-    """What each level's products are multiplied by: level weight times scale."""
+    """The factor of each level's products: level weight times scale."""
     factors = ()
     for level in tl.static_range(LEVELS):
         factors = factors + (tl.load(weights + head * LEVELS + level) * scale,)
@@ -115,7 +115,7 @@ def zero_levels(BLOCK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, LEVELS: tl.const
 def store_levels(bases, strides, sums, factors, first, length, BLOCK: tl.constexpr,
                  WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, LEVELS: tl.constexpr,
                  DEEPEST: tl.constexpr):  # fmt: skip
-    """Write `factor_l * sums_l`; rows that were loaded more than once are added up."""
+    """Write `factor_l * sums_l`; rows that were loaded repeatedly are added up."""
     for level in tl.static_range(LEVELS):
         tile = sums[level] * factors[level]
         if level > DEEPEST:
@@ -137,7 +137,7 @@ def store_tile(base, stride, tile, row, count, WIDTH: tl.constexpr, BLOCK_WIDTH:
 
 @triton.jit
 def locate(blocks, heads, length, lengths, starts, LEVELS: tl.constexpr):
-    """What this program works on: block, row, batch, head, the sequence's length and start."""
+    """The part of this program: block, row, batch, head, the sequence's length and start."""
     program = tl.program_id(0)
     block = program % blocks
     row = (program // (blocks * heads)).to(tl.int64)
