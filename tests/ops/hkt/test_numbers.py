@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from polyscale.ops.hkt.native.build import why_not_built
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyscale as ps
 from polyscale.ops.hkt.decode import hkt_decode
+from polyscale.ops.hkt.native.library import LIBRARY
 from tests.ops.hkt.cases import (
     VALUES,
     assert_native_equals_the_reference,
@@ -16,7 +16,7 @@ from tests.ops.hkt.cases import (
     random_case,
 )
 
-NO_KERNEL = why_not_built()
+NO_KERNEL = LIBRARY.why_not_built()
 needs_kernel = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no native kernel: {NO_KERNEL}")
 every_impl = pytest.mark.parametrize(
     "impl", ["reference", "sdpa", pytest.param("native", marks=needs_kernel)]
