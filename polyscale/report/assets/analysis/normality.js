@@ -69,8 +69,12 @@ const drawTraining = (training, key) => (width, label) => {
     tip: (step, value) => `${levelName(level)}, step ${step}: ${number(value)}`,
   }));
   const known = here.filter((entry) => key === "kurtosis" && isNumber(entry.kurtosis_expected));
-  const points = known.map((entry) => [entry.step, entry.kurtosis_expected]);
   const tip = (_, value) => `a normal sample: ${number(value)}`;
-  if (has(points)) series.push({ name: "if normal", colour: "var(--soft)", dash: "1 3", points, tip });
+  // Levels tested in different dimensions have different expected values, each a line of its own.
+  unique(known.map((entry) => entry.kurtosis_expected)).forEach((value, index) => {
+    const same = known.filter((entry) => entry.kurtosis_expected === value);
+    const points = unique(same.map((entry) => entry.step)).map((step) => [step, value]);
+    series.push({ name: index ? "" : "if normal", colour: "var(--soft)", dash: "1 3", points, tip });
+  });
   return lineChart(width, label, { across: "training step", up: key, series });
 };
