@@ -1,4 +1,4 @@
-"""What the measured work needs at least, products and bytes, and where its time goes."""
+"""Lower bounds of the measured work, in products and bytes, and its time by part."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +15,10 @@ _VOCABULARY = 259
 
 
 def attention_flops(shape: tuple[int, int, int, int], grad: bool, levels: int) -> float:
-    """What the causal products of `[B, H, T, D]` need: scores at every level, values at one.
+    """FLOPs of the causal products of `[B, H, T, D]`: scores at every level, values at one.
 
-    The backward pass takes five products of the same kind for the forward's two: scores again,
-    dQ, dK at every level; dV and dP at the fine one.
+    The backward pass has five products for the two of the forward pass: scores, dQ and dK at every
+    level; dV and dP at the fine level.
     """
     batch, heads, length, width = shape
     one = batch * heads * length * length * width  # half of 2 T^2 D: causal
@@ -27,7 +27,7 @@ def attention_flops(shape: tuple[int, int, int, int], grad: bool, levels: int) -
 
 
 def step_flops(batch: int, length: int, levels: int) -> float:
-    """The matrix products of `compare_training`, forward and backward.
+    """FLOPs of the matrix products of `compare_training`, forward and backward.
 
     A token has four projections and an MLP of eight times that size; coarse entries have a query
     and a key.
@@ -36,7 +36,7 @@ def step_flops(batch: int, length: int, levels: int) -> float:
 
 
 def step_flops_by_part(batch: int, length: int, levels: int) -> dict[str, float]:
-    """The same, named as the parts of `time_by_part`."""
+    """The same by the parts of `time_by_part`."""
     square = 2 * batch * STEP_WIDTH * STEP_WIDTH
     products = STEP_LAYERS * square * (12 * length + 2 * _coarse_length(length, levels))
     products += 2 * batch * length * STEP_WIDTH * _VOCABULARY
@@ -51,7 +51,7 @@ def step_flops_by_part(batch: int, length: int, levels: int) -> dict[str, float]
 
 
 def downsampling_bytes(batch: int, length: int, levels: int) -> int:
-    """What the downsampling of a step must read and write; its few products are free beside that.
+    """Bytes that the downsampling of a step must read and write; its products are negligible.
 
     Forward: the input, and the coarse levels. Backward: both again with their gradients, and the
     sum of the gradients.
@@ -80,10 +80,10 @@ def peak_rates() -> dict[str, float]:
 def step_limit(
     batch: int, length: int, levels: int, standard_seconds: float, peak: dict[str, float]
 ) -> float:
-    """The least ratio to a standard step: its time, and what HKT adds at the machine's peak rates.
+    """A lower bound of the ratio to a standard step, with HKT's additions at the peak rates.
 
-    That is its products and its downsampling. Adding coarse scores to fine ones and pooling their
-    gradients is not in it.
+    These are its products and its downsampling. Adding coarse scores to fine ones and pooling their
+    gradients are not included.
     """
     extra = step_flops(batch, length, levels) - step_flops(batch, length, 1)
     seconds = extra / peak["gigaflops"] / 1e9
@@ -96,7 +96,7 @@ def _coarse_length(length: int, levels: int) -> int:
 
 
 def bytes_per_token(model: Any, context: int) -> int:
-    """What a token must read on average: all weights, and the keys of every level and the values.
+    """Bytes that a token must read on average: weights, keys of every level, and values.
 
     The keys of level l are read once in `2**l` tokens; the scores made of them are kept.
     """
@@ -108,7 +108,7 @@ def bytes_per_token(model: Any, context: int) -> int:
     return 4 * (weights + config.num_hidden_layers * read)
 
 
-# Operations by what their time is spent on; the first part of a name that fits decides.
+# Operations by part of a step; the first part with a matching prefix is used.
 _PARTS = {
     "attention forward": ("polyscale::hkt_attention",),
     "attention backward": ("polyscale::hkt_projected_backward", "polyscale::hkt_backward"),

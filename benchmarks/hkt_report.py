@@ -1,4 +1,4 @@
-"""The HKT benchmark as Markdown tables and a plot, with what is asked of the code."""
+"""The HKT benchmark as Markdown tables and a plot, with its targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.hkt_limits import downsampling_bytes, step_flops_by_part
 from benchmarks.peers import peer_lines
 from benchmarks.timing import milliseconds
 
-# What is asked of the code: (median, largest) time over that of SDPA.
+# Targets: (median, largest) ratio of the time to that of SDPA.
 BARS = {"forward": (1.00, 1.15), "forward+backward": (1.10, 1.25)}
 TRAINING_BAR = 1.15  # a step with three levels over one with one level, at most
 DECODE_BAR = 0.75  # tokens per second at 8,192, three levels over one, at least
@@ -19,7 +19,7 @@ MEMORY_BAR = 1.5  # extra peak at T = 8,192 over that of SDPA, at most
 
 
 def to_markdown(result: dict[str, Any]) -> str:
-    """The tables that stand beside the JSON."""
+    """The tables of the benchmark as Markdown."""
     about = result["machine"]
     lines = [
         "# HKT: speed and memory",
