@@ -279,12 +279,12 @@ def test_a_second_compare_leaves_the_report_to_the_process_that_is_not_done(tmp_
     ("arguments", "message"),
     [
         (("train", "--output=x"), "train takes a YAML file, or --task and --model"),
-        (("train", "--task=copy", "--model=gpt", "--output=x"), "model takes one of standard"),
-        (("train", "--task=go", "--model=hkt", "--output=x"), "task takes one of listops"),
+        (("train", "--task=copy", "--model=gpt", "--output=x"), "model must be one of 'standard'"),
+        (("train", "--task=go", "--model=hkt", "--output=x"), "task must be one of 'listops'"),
         (("train", "none.yaml", "--output=x"), "none.yaml: No such file"),
         (
             ("train", "--task=copy", "--model=hkt", "--output=x", "--set=training.lr=1"),
-            "names of training must be out of steps",
+            "names of training must be one of steps",
         ),
         (("evaluate", "nowhere"), "nowhere must hold a run"),
         (
