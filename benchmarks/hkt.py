@@ -57,7 +57,7 @@ SHAPES: tuple[Shape, ...] = (
 
 
 def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure everything; `quick` takes the small shapes only."""
+    """Measure everything; `quick` measures small shapes only."""
     torch.manual_seed(0)
     shapes = SHAPES[:2] if quick else SHAPES
     rounds = 3 if quick else 9
@@ -67,7 +67,7 @@ def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[st
         rows += [compare_operation(shape, grad=grad, rounds=rounds) for grad in (False, True)]
     announce("a training step")
     step_shapes = ((8, 256),) if quick else ((16, 512), (4, 2048))
-    # A step takes a second, which other work on the machine often disturbs, and hundredths count.
+    # A step takes a second, in which other load is likely, and 1 % matters: more rounds.
     training = [
         training_of_processes(*shape, 3 * rounds, 1 if quick else 5) for shape in step_shapes
     ]
@@ -99,7 +99,7 @@ def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[st
 
 
 def _exponent(rows: list[Row], name: str) -> float | None:
-    """Of the time per head and batch entry."""
+    """The exponent of the time per head and batch entry."""
     if len(rows) < 2:
         return None
     seconds = [row[name] / (row["shape"][0] * row["shape"][1]) for row in rows]
@@ -199,10 +199,10 @@ def compare_training(batch: int, length: int, rounds: int = 9) -> Row:
 
 
 def training_of_processes(batch: int, length: int, rounds: int, processes: int) -> Row:
-    """`compare_training` in fresh processes: the one with the median ratio, and all ratios.
+    """`compare_training` in fresh processes: the row of the median ratio, and all ratios.
 
-    Where memory happens to lie makes a ratio differ by hundredths from process to process, however
-    many rounds each of them takes. Parts of a step, and peak rates, are the best of all processes.
+    The placement of memory changes a ratio by hundredths from process to process, regardless of the
+    number of rounds. Parts of a step, and peak rates, are the best of all processes.
     """
     code = (
         "import json; from benchmarks import hkt; from polyscale._memory import "
@@ -228,13 +228,13 @@ def _best_of(best: Callable[..., float], found: list[dict[str, float]]) -> dict[
 
 
 def in_fresh_process(code: str) -> str:
-    """What a program prints last."""
+    """The last line that a program prints."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1]
 
 
 def compare_decoding(context: int, tokens: int = 32, rounds: int = 9) -> Row:
-    """Tokens per second of a small model that goes on after `context` tokens, levels 3 and 1."""
+    """Tokens per second of a small model after `context` tokens, with three levels and with one."""
     from transformers import DynamicCache
 
     from polyscale.models import HKTConfig, HKTForCausalLM
@@ -275,7 +275,7 @@ def compare_decoding(context: int, tokens: int = 32, rounds: int = 9) -> Row:
 
 
 def peak_bytes(name: str, length: int) -> int:
-    """What a forward and backward pass adds to the peak memory of a fresh process."""
+    """The peak memory of a forward and backward pass in a fresh process."""
     code = f"from benchmarks.hkt import _peak_here; print(_peak_here({name!r}, {length}))"
     return int(in_fresh_process(code))
 

@@ -15,7 +15,7 @@ from polyscale.ops.layout import level_length
 LEVELS, LENGTH, HEADS, WIDTH = 3, 512, 4, 64
 VALUE_BAR, GRADIENT_BAR = 2e-6, 2e-5  # of the largest entry
 IMPLEMENTATIONS = ("native", "sdpa", "reference")
-HALF_AN_ULP = 2.0**-25  # relative, on average: what rounding to float32 did to an input
+HALF_AN_ULP = 2.0**-25  # the mean relative error of rounding an input to float32
 
 Inputs = list[Tensor]  # queries, keys, value, weights
 

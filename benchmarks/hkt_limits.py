@@ -1,4 +1,4 @@
-"""The least time that measured work can take on this machine, and where its time goes."""
+"""Lower bounds of the measured work, in products and bytes, and its time by part."""
 
 from collections.abc import Callable
 
@@ -57,7 +57,7 @@ def step_limit(
     return 1 + seconds / standard_seconds
 
 
-# Operations by what their time is spent on; the first part of a name that fits decides.
+# Operations by part of a step; the first part with a matching prefix is used.
 _PARTS = {
     "attention forward": ("polyscale::hkt_attention",),
     "attention backward": ("polyscale::hkt_projected_backward", "polyscale::hkt_backward"),

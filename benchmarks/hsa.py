@@ -37,7 +37,7 @@ WINDOWS = (2, 4, 8, 16, 16, 16, 16)
 DECODE_WINDOW = 16
 Row = dict[str, Any]
 
-# What is asked of the code, as (case, N, pass): at least this many times faster than SDPA.
+# Targets by (case, N, pass): at least this many times faster than SDPA.
 BARS = {
     ("blocks", 1024, "forward"): 1.0,
     ("blocks", 8192, "forward"): 10.0,
@@ -51,7 +51,7 @@ DECODE_BAR = 2.0  # time per token at 65,536 over that at 1,024, at most
 
 
 def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure everything; `quick` leaves out what takes minutes."""
+    """Measure everything; `quick` measures small sizes only."""
     torch.manual_seed(0)
     sizes = (1024, 2048) if quick else (1024, 8192, 65536)
     rows = []

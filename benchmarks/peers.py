@@ -1,7 +1,7 @@
 """Other efficient attentions as layers, `[1, N, d_model]` to the same, for comparison.
 
-They are looked for when a benchmark runs; one that is not installed is listed with the reason.
-None computes the same function: what they leave out is said beside them.
+They are imported when a benchmark runs; one that is not installed is listed with the reason. None
+computes the same function: their notes say what they leave out.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from benchmarks.timing import best_seconds, milliseconds
 
 
 class Peer(NamedTuple):
-    """A layer to time, or why there is none."""
+    """A layer to time, or the reason why it is not available."""
 
     name: str
     run: Callable[[Tensor], Tensor] | None
@@ -54,7 +54,7 @@ def peers(length: int, d_model: int, num_heads: int) -> list[Peer]:
 
 
 def positions_seen(run_layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """The share of the input that the output in the middle depends on, by its gradient."""
+    """The share of input positions on which the middle of the output depends, by its gradient."""
     x = x.detach().requires_grad_()
     output = run_layer(x)
     (gradient,) = torch.autograd.grad(output[0, x.shape[1] // 2].square().sum(), x)

@@ -48,13 +48,13 @@ def milliseconds(seconds: float) -> str:
 
 
 def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """The power of the size that the time grows with: the slope between logarithms.
+    """The exponent of the growth of time with size: the slope in logarithms.
 
     >>> fitted_exponent([1, 2, 4], [3.0, 12.0, 48.0])
     2.0
     """
     if len(sizes) < 2 or len(sizes) != len(seconds):
-        raise ValueError(f"an exponent takes two or more points, got {len(sizes)}")
+        raise ValueError(f"sizes and seconds must have two or more points, got {len(sizes)}")
     x, y = [math.log(size) for size in sizes], [math.log(second) for second in seconds]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     above = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
@@ -62,7 +62,7 @@ def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def added_memory(step: Callable[[], object]) -> int:
-    """Bytes by which a step raises the peak of this process over what it held before (Linux)."""
+    """Bytes by which a step raises the peak memory of this process (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")
     step()
@@ -77,7 +77,7 @@ def _status(field: str) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
+    """The machine and the versions that a measurement depends on."""
     return {
         "date": date.today().isoformat(),
         "processor": _processor(),
@@ -101,7 +101,7 @@ def _processor() -> str:
 
 
 def write_results(result: dict[str, Any], table: str, output: Path) -> list[Path]:
-    """Write `output`.json and `output`.md, whole or not at all."""
+    """Write `output`.json and `output`.md, each in one step."""
     written = []
     for suffix, text in ((".json", json.dumps(result, indent=2) + "\n"), (".md", table)):
         path = output.with_name(output.name + suffix)

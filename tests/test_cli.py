@@ -279,8 +279,8 @@ def test_a_second_compare_leaves_the_report_to_the_process_that_is_not_done(tmp_
     ("arguments", "message"),
     [
         (("train", "--output=x"), "train takes a YAML file, or --task and --model"),
-        (("train", "--task=copy", "--model=gpt", "--output=x"), "model must be one of"),
-        (("train", "--task=go", "--model=hkt", "--output=x"), "task must be one of"),
+        (("train", "--task=copy", "--model=gpt", "--output=x"), "model must be one of 'standard'"),
+        (("train", "--task=go", "--model=hkt", "--output=x"), "task must be one of 'listops'"),
         (("train", "none.yaml", "--output=x"), "none.yaml: No such file"),
         (
             ("train", "--task=copy", "--model=hkt", "--output=x", "--set=training.lr=1"),
@@ -391,7 +391,7 @@ def test_inject_saves_a_cheaper_model(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("analyze", "nowhere"), "target must be a folder with a model, got 'nowhere'"),
+        (("analyze", "nowhere"), "target takes a folder with a model, got 'nowhere'"),
         (("inject", "nowhere", "--plan=none.txt", "--output=x"), "none.txt"),
     ],
 )

@@ -95,25 +95,7 @@ def load_coco(
     archive = read_first(folder, (IMAGE_FILE,), "coco18", _ADVICE)
     lines = read_first(folder, (TEXT_FILE,), "coco18", _ADVICE)
     images, names = _read_archive(archive)
-    rows = [row for row in _read_lines(lines, len(names), len(images)) if row["label"] is not None]
-    sides = {part: [row for row in rows if row["split"] == part] for part in _PARTS}
-    for part, side in sides.items():
-        if not side:
-            raise ValueError(f"{lines.path} has no labelled rows of the split {part!r}")
-
-    # By photograph: different photographs may have equal captions.
-    held_out = choose_validation(
-        [images[row["i"]] for row in sides["train"]],
-        [row["label"] for row in sides["train"]],
-        VALIDATION,
-        seed,
-    )
-    chosen = list(zip(sides["train"], held_out, strict=True))
-    parts = {
-        "train": [row for row, is_held in chosen if not is_held],
-        "validation": [row for row, is_held in chosen if is_held],
-        "test": sides["test"],
-    }
+    parts = _split_rows(_read_lines(lines, len(names), len(images)), images, lines, seed)
     documents = {part: [read_document(row["text"]) for row in side] for part, side in parts.items()}
     words = embed_words([one.words for one in documents["train"]], embedding, width, seed)
     pixels = {
@@ -171,6 +153,31 @@ def load_coco(
         modalities={name: kinds[name] for name in used},
         key_names=tuple(used),
     )
+
+
+def _split_rows(
+    every: list[dict[str, Any]], images: list[bytes], file: DataFile, seed: int
+) -> dict[str, list[dict[str, Any]]]:
+    """The labelled rows of each split; a part of train is held out for validation."""
+    rows = [row for row in every if row["label"] is not None]
+    sides = {part: [row for row in rows if row["split"] == part] for part in _PARTS}
+    for part, side in sides.items():
+        if not side:
+            raise ValueError(f"{file.path} has no labelled rows of the split {part!r}")
+
+    # By photograph: different photographs may have equal captions.
+    held_out = choose_validation(
+        [images[row["i"]] for row in sides["train"]],
+        [row["label"] for row in sides["train"]],
+        VALIDATION,
+        seed,
+    )
+    chosen = list(zip(sides["train"], held_out, strict=True))
+    return {
+        "train": [row for row, is_held in chosen if not is_held],
+        "validation": [row for row, is_held in chosen if is_held],
+        "test": sides["test"],
+    }
 
 
 def _patches(pixels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What all our Hugging Face models share: loading, saving and initial weights."""
+"""The base class of all Hugging Face models of polyscale: loading, saving and initial weights."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from transformers import PreTrainedModel, initialization
 
 
 class PolyscaleModel(PreTrainedModel):
-    """Initial weights of the common modules; a model adds those of its own."""
+    """Initial weights of common modules; a model adds those of its own modules."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True

@@ -1,4 +1,4 @@
-"""Our decoding caches in the form Hugging Face's `generate` handles."""
+"""Decoding caches in the form that Hugging Face's `generate` uses."""
 
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -23,12 +23,12 @@ class StateLayer(DynamicLayer, Generic[State]):
         self.state = self.state_class()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the attention layer fills the state."""
+        """Does nothing: the attention layer fills the state."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Refused: keys and values alone cannot continue a hierarchy."""
+        """Not supported: keys and values alone cannot continue a hierarchy."""
         raise NotImplementedError(
             f"a {self.state_class.__name__} is filled by its attention layer, not by update()"
         )
@@ -38,7 +38,7 @@ class StateLayer(DynamicLayer, Generic[State]):
         return self.state.columns
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear the cache."""
         self.state = self.state_class()
 
     def offload(self) -> None:
@@ -51,19 +51,19 @@ class StateLayer(DynamicLayer, Generic[State]):
             self.state.to(self.state.device)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused, unless there is nothing to remove."""
+        """Not supported, except for removing no token."""
         if tokens_to_remove:
             raise NotImplementedError(
                 f"a {self.state_class.__name__} cannot be cropped: "
-                "coarse levels forget what they merged"
+                "coarse levels do not keep the tokens that they merged"
             )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the rows of the beams that go on."""
+        """Select the rows of the surviving beams."""
         self.state.select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times."""
+        """Repeat each row."""
         self.state.repeat(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -72,14 +72,14 @@ class StateLayer(DynamicLayer, Generic[State]):
 
 
 class HKTCacheLayer(StateLayer[HKTCache]):
-    """Made by `DynamicCache` for every layer of an `HKTConfig`."""
+    """A layer of `DynamicCache` for an `HKTConfig`."""
 
     _layer_type = "hkt"
     state_class = HKTCache
 
 
 class HSACacheLayer(StateLayer[HSACache]):
-    """Made by `DynamicCache` for every layer of an `HSAConfig`."""
+    """A layer of `DynamicCache` for an `HSAConfig`."""
 
     _layer_type = "hsa"
     state_class = HSACache

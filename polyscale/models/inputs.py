@@ -1,4 +1,4 @@
-"""How a batch is laid out: read once from what the caller passed, used by every block."""
+"""The layout of a batch: read once from the arguments, used by every block."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from polyscale.ops.looks import can_look
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Padding, packing and past of one batch.
+    """Padding, packing and past of a batch.
 
-    Padded rows are lined up once, before the first block, and put back after the last.
+    Padded rows are left-aligned once, before the first block, and restored after the last.
     """
 
     padding: Padding | None
     cu_seqlens: Tensor | None
-    past: RowCache | None  # of any layer: all have seen the same tokens
+    past: RowCache | None  # of the first layer; all layers have the same tokens
 
     @classmethod
     def read(
@@ -33,7 +33,7 @@ class ModelInputs:
         states: Sequence[RowCache] | None,
         kwargs: dict[str, Any],
     ) -> "ModelInputs":
-        """Check the arguments of a forward call against each other."""
+        """Read the arguments of a forward call, and check that they agree."""
         if embedded.dim() != 3 or embedded.shape[1] == 0:
             raise ValueError(
                 f"the input must have shape [B, T, C] with T >= 1, got {list(embedded.shape)}"
@@ -46,14 +46,16 @@ class ModelInputs:
         if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, batch, length)
             if states is not None:
-                raise ValueError("cu_seqlens goes without past_key_values and use_cache")
+                raise ValueError(
+                    "cu_seqlens must not be combined with past_key_values or use_cache, got both"
+                )
             if attention_mask is not None and not bool(attention_mask.all()):
                 raise ValueError("pass attention_mask or cu_seqlens, not both")
         elif attention_mask is not None:
             padding = cls._padding(attention_mask, batch, length, past)
         inputs = cls(padding, cu_seqlens, past)
         if kwargs.get("token_type_ids") is not None and bool(kwargs["token_type_ids"].any()):
-            raise ValueError("token_type_ids must be all 0: these models have one kind of token")
+            raise ValueError("token_type_ids must be 0: these models have no token types")
         if kwargs.get("position_ids") is not None:
             inputs._check_position_ids(kwargs["position_ids"], embedded)
         return inputs
@@ -69,7 +71,7 @@ class ModelInputs:
                 f"included), got {list(attention_mask.shape)}"
             )
         mask = attention_mask[:, -length:] == 0
-        # Where a look costs nothing, a mask that hides nothing is dropped.
+        # Without a synchronisation, a mask without padding can be dropped.
         return None if can_look(mask) and not bool(mask.any()) else Padding.from_mask(mask)
 
     def _check_position_ids(self, position_ids: Tensor, embedded: Tensor) -> None:
@@ -94,22 +96,22 @@ class ModelInputs:
         return None if self.padding is None else self.padding.lengths
 
     def line_up(self, x: Tensor) -> Tensor:
-        """Real tokens first."""
+        """Left-align the real tokens."""
         return x if self.padding is None else self.padding.line_up(x)
 
     def put_back(self, x: Tensor) -> Tensor:
-        """Tokens in their columns, zeros at padding."""
+        """Restore tokens to their columns, with zeros at padding."""
         return x if self.padding is None else self.padding.put_back(x)
 
     def put_back_matrix(self, attention: Tensor) -> Tensor:
-        """Both sides of an attention matrix `[B, H, T, T]` in their columns."""
+        """Restore the rows and columns of an attention matrix `[B, H, T, T]`."""
         if self.padding is None:
             return attention
         rows = self.padding.put_back(attention)
         return self.padding.put_back(rows.transpose(2, 3)).transpose(2, 3)
 
     def positions(self, x: Tensor, limit: int | None) -> Tensor:
-        """Each lined-up token's position in its own sequence, `[T]` or `[B, T]`."""
+        """The position of each aligned token in its own sequence, `[T]` or `[B, T]`."""
         position = torch.arange(x.shape[1], device=x.device)
         if self.cu_seqlens is not None:
             position = PackedLayout.from_cu_seqlens(self.cu_seqlens, levels=1).position
@@ -122,10 +124,10 @@ class ModelInputs:
             longest = self._longest(position)
             if longest > limit:
                 raise ValueError(
-                    f"the longest sequence has {longest} tokens, but max_position_embeddings is "
-                    f"{limit}"
+                    f"sequences must have at most max_position_embeddings={limit} tokens, got "
+                    f"{longest}"
                 )
-        # Padding after a row's end reads some embedding; its result is dropped.
+        # Padding at the end of a row reads an arbitrary embedding, whose result is dropped.
         return position.clamp(max=limit - 1)
 
     def _longest(self, position: Tensor) -> int:

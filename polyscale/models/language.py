@@ -1,4 +1,4 @@
-"""What our causal language models share: the head, its loss, and generation."""
+"""The base of causal language models: the head, its loss, and generation."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from transformers.utils.generic import can_return_tuple
 
 
 class LanguageModel:
-    """A base `model` and an `lm_head` whose weight is that of the token embedding.
+    """A base `model` and an `lm_head` whose weight is tied to the token embedding.
 
-    Goes before a `PreTrainedModel`, whose `__init__` makes the two, and `GenerationMixin`, which
-    Hugging Face wants to find among the direct bases.
+    A mixin before a `PreTrainedModel`, whose `__init__` makes the two, and `GenerationMixin`, which
+    transformers requires to be a direct base.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
@@ -65,7 +65,7 @@ class LanguageModel:
         loss = None
         if labels is not None:
             if cu_seqlens is not None:
-                # The first token of a packed sequence follows from nothing.
+                # The first token of a packed sequence has no context.
                 labels = labels.index_fill(1, cu_seqlens[:-1].long(), -100)
             loss = self.loss_function(
                 logits, labels, vocab_size=self.config.vocab_size, **for_loss(kwargs)
@@ -80,10 +80,10 @@ class LanguageModel:
 
 
 def packed_bounds(cu_seqlens: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
-    """`cu_seqlens` by our name or by that of Hugging Face's collators."""
+    """`cu_seqlens`, or `cu_seq_lens_q` of Hugging Face's collators."""
     return kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
 
 
 def for_loss(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What the trainer says for the loss."""
+    """The arguments of the Trainer for the loss."""
     return {key: kwargs[key] for key in ("num_items_in_batch",) if key in kwargs}

@@ -1,6 +1,6 @@
-"""What all configurations share: an option that nobody knows is refused, not kept.
+"""The base class of all configurations, which refuses unknown options.
 
-transformers keeps any name as an attribute, so `HKTConfig(level=1)` would have three levels.
+transformers sets any name as an attribute, so `HKTConfig(level=1)` would have three levels.
 """
 
 import warnings
@@ -13,8 +13,8 @@ import transformers
 from packaging.version import Version
 from transformers import GenerationConfig, PreTrainedConfig
 
-# What `PreTrainedConfig` takes or its files hold, besides its fields and properties.
-_TAKEN = {
+# Options of `PreTrainedConfig` and names in its files that are neither fields nor properties.
+_EXTRA = {
     "attn_implementation",
     "auto_map",
     "custom_pipelines",
@@ -27,17 +27,17 @@ _TAKEN = {
     "use_cache",
 }
 _TOKEN_IDS = {name for name in GenerationConfig().to_dict() if name.endswith("_token_id")}
-_OF_GENERATION = set(GenerationConfig().to_dict()) - _TOKEN_IDS - _TAKEN
+_OF_GENERATION = set(GenerationConfig().to_dict()) - _TOKEN_IDS - _EXTRA
 
 
 class CheckedConfig(PreTrainedConfig):
-    """A configuration that refuses options it does not have, with the nearest one.
+    """A configuration that refuses unknown options, and names the nearest known one.
 
-    A saved file may have been written by another version of transformers or added to by another
-    library: there, a name that is like no option is kept with a warning.
+    A saved file may come from another version of transformers or have entries of another library:
+    there, an unknown name that resembles no option is kept, with a warning.
     """
 
-    # What to write for names that other libraries use, and that resemble another option or none.
+    # The options for names of other libraries, which resemble another option or none.
     other_names: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("d_model", "dim", "width", "n_embd"), "hidden_size"),
         **dict.fromkeys(("layers", "n_layer", "n_layers", "num_layers"), "num_hidden_layers"),
@@ -45,24 +45,24 @@ class CheckedConfig(PreTrainedConfig):
     }
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse what nobody knows; transformers does the rest."""
+        """Refuse unknown options; transformers does the rest."""
         for name in self._unknown(kwargs):
-            raise ValueError(self._complaint(name))
+            raise ValueError(self._unknown_option(name))
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Read what was saved; `kwargs` replace its values."""
-        if not kwargs.get("return_unused_kwargs"):  # others check what they get back
+        """Read a saved configuration; `kwargs` replace its values."""
+        if not kwargs.get("return_unused_kwargs"):  # the caller checks what it gets back
             _refuse(cls, [name for name in cls._unknown(kwargs) if cls._is_like_ours(name)])
-        # transformers takes settings of generation out of old files.
+        # transformers drops the generation settings of old files.
         unknown = [name for name in cls._unknown(config_dict) if name not in _OF_GENERATION]
         if not _is_newer(config_dict.get("transformers_version")):
             _refuse(cls, [name for name in unknown if cls._is_like_ours(name)])
         if unknown:
             warnings.warn(
-                f"the saved {cls.__name__} has options that neither polyscale nor transformers "
-                f"{transformers.__version__} knows, and they have no effect: {', '.join(unknown)}",
+                f"the saved {cls.__name__} has options that are unknown to polyscale and to "
+                f"transformers {transformers.__version__} and have no effect: {', '.join(unknown)}",
                 stacklevel=2,
             )
         known = {
@@ -83,13 +83,13 @@ class CheckedConfig(PreTrainedConfig):
 
     @classmethod
     def _unknown(cls, names: Iterable[str]) -> list[str]:
-        known = {field.name for field in fields(cls)} | _TAKEN | _TOKEN_IDS
+        known = {field.name for field in fields(cls)} | _EXTRA | _TOKEN_IDS
         return [
             name
             for name in names
             if name not in known
-            and not name.startswith("_")  # what `to_dict` gives of transformers' own state
-            and (not hasattr(cls, name) or callable(getattr(cls, name)))  # properties are known
+            and not name.startswith("_")  # state of transformers in `to_dict`
+            and (not hasattr(cls, name) or callable(getattr(cls, name)))  # properties are options
         ]
 
     @classmethod
@@ -97,7 +97,7 @@ class CheckedConfig(PreTrainedConfig):
         return bool(get_close_matches(name.lower(), cls._own(), n=1, cutoff=0.7))
 
     @classmethod
-    def _complaint(cls, name: str) -> str:
+    def _unknown_option(cls, name: str) -> str:
         names = [*cls._own(), "num_labels"]
         close = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
         if name in cls.other_names:
@@ -107,17 +107,17 @@ class CheckedConfig(PreTrainedConfig):
         elif close:
             advice = f"did you mean {close[0]}?"
         else:
-            advice = f"it takes {', '.join(names)}"
+            advice = f"its options are {', '.join(names)}"
         return f"{cls.__name__} has no option {name!r}; {advice}"
 
 
 def _refuse(config_class: type[CheckedConfig], names: list[str]) -> None:
     for name in names:
-        raise ValueError(config_class._complaint(name))
+        raise ValueError(config_class._unknown_option(name))
 
 
 def _is_newer(version: Any) -> bool:
-    """Whether a file was written by a newer transformers than the one that reads it."""
+    """Whether a file was written by a newer version of transformers than the installed one."""
     try:
         return Version(str(version)) > Version(transformers.__version__)
     except ValueError:

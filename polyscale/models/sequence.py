@@ -1,4 +1,4 @@
-"""What the HKT and HSA models of sequences share: pre-norm blocks between embeddings and a norm."""
+"""The base of HKT and HSA models of sequences: embeddings, pre-norm blocks, and a final norm."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -38,9 +38,9 @@ class SequenceBlock(GradientCheckpointingLayer):
         cache: RowCache | None = None,
         return_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The block's output `[B, T, C]`, and the attention matrix where asked for.
+        """The output `[B, T, C]`, and the attention matrix with `return_attention`.
 
-        `structure` is what the model's attention needs to know of the batch.
+        `structure` has the layout of the batch that the attention needs.
         """
         attended, attention = self.attend(
             self.attention_norm(x), structure, cache, return_attention
@@ -51,12 +51,12 @@ class SequenceBlock(GradientCheckpointingLayer):
     def attend(
         self, x: Tensor, structure: Any, cache: Any, return_attention: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The attended values `[B, T, C]`, and the attention matrix where asked for."""
+        """The attended values `[B, T, C]`, and the attention matrix with `return_attention`."""
         raise NotImplementedError
 
 
 class SequenceModel(PolyscaleModel):
-    """Embeddings, blocks and a last norm: hidden states `[B, T, C]`."""
+    """Embeddings, blocks and a final norm: hidden states `[B, T, C]`."""
 
     cache_class: ClassVar[type[RowCache]]
     embeddings: nn.Embedding | None
@@ -94,8 +94,8 @@ class SequenceModel(PolyscaleModel):
         states = None
         if past_key_values is not None:
             states = layer_states(past_key_values, self.cache_class, len(self.blocks))
-        return_states = self._asked_for("output_hidden_states", options)
-        return_attentions = self._asked_for("output_attentions", options)
+        return_states = self._requested("output_hidden_states", options)
+        return_attentions = self._requested("output_attentions", options)
         inputs = ModelInputs.read(
             embedded, attention_mask, options.pop("cu_seqlens"), states, options
         )
@@ -128,17 +128,17 @@ class SequenceModel(PolyscaleModel):
             ),
         )
 
-    def _asked_for(self, name: str, options: dict[str, Any]) -> bool:
-        """Whether a call asks for an output, or else the configuration."""
-        asked = options.pop(name)
-        return getattr(self.config, name) if asked is None else asked
+    def _requested(self, name: str, options: dict[str, Any]) -> bool:
+        """Whether to return an output: the argument, or the configuration if it is None."""
+        requested = options.pop(name)
+        return getattr(self.config, name) if requested is None else requested
 
     def _structure(self, x: Tensor, input_ids: Tensor | None, inputs: ModelInputs) -> Any:
-        """What every block's attention needs to know of the batch."""
+        """The layout of the batch that the attention of every block needs."""
         return inputs
 
     def _remember(self, state: Any, input_ids: Tensor, inputs: ModelInputs) -> None:
-        """Keep in the first layer's cache what the next call will need; nothing, usually."""
+        """Store in the first layer's cache what the next call needs; nothing by default."""
 
 
 def check_input_ids(input_ids: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""Tokenizers for what the tasks read: bytes, and vocabularies of words.
+"""Tokenizers of the tasks: for bytes, and for vocabularies of words.
 
-They are fast tokenizers of transformers without any class of their own: a folder they were saved
-in is read by `AutoTokenizer` and `pipeline` alone.
+They are fast tokenizers of transformers without classes of their own, so `AutoTokenizer` and
+`pipeline` read them without polyscale.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ PADDING = "<pad>"
 
 
 def byte_tokenizer(length: int | None = None) -> PreTrainedTokenizerFast:
-    """The coding of bytes in polyscale: id = byte + 1 in UTF-8, 0 is padding, 257 ids.
+    """The byte tokenizer of polyscale: id = byte + 1 in UTF-8, 0 is padding, 257 ids.
 
-    Not the coding of transformers' `ByT5Tokenizer`, which is byte + 3.
+    The ids of `ByT5Tokenizer` of transformers differ: they are byte + 3.
 
     Args:
         length: keep the first `length` bytes of a text, as the byte tasks do; None keeps all.
@@ -28,8 +28,8 @@ def byte_tokenizer(length: int | None = None) -> PreTrainedTokenizerFast:
     """
     tokenizers: Any = require("tokenizers", "hf", "byte_tokenizer")
     if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
-        raise TypeError(f"length must be a whole number or None, got {length!r}")
-    # The regular expression that cuts takes no longer repeats.
+        raise TypeError(f"length must be an integer or None, got {length!r}")
+    # The regular expression that truncates does not support longer repeats.
     if length is not None and not 1 <= length <= 100_000:
         raise ValueError(
             f"length must be from 1 to 100,000, got {length}; use None to keep whole texts"
@@ -89,7 +89,7 @@ def _wrapped(made: Any, length: int | None) -> PreTrainedTokenizerFast:
 
 
 def _letters() -> list[str]:
-    """What byte-level tokenizers write for each byte: itself if it can be seen, else a letter."""
+    """The characters of byte-level tokenizers: the byte if it is printable, otherwise a letter."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in seen]
     return [chr(byte if byte in seen else 256 + others.index(byte)) for byte in range(256)]

@@ -462,7 +462,7 @@ def test_a_bad_configuration_is_refused_by_name(options, message):
         ({"input_values": torch.zeros(1, 4, 1)}, "pass either input_ids"),
         ({"input_ids": tokens(4)}, "input_ids must have shape"),
         ({"input_ids": tokens(1, 0)}, "input_ids must have shape"),
-        ({"input_ids": tokens(1, 65)}, "65 tokens, but max_position_embeddings is 64"),
+        ({"input_ids": tokens(1, 65)}, "at most max_position_embeddings=64 tokens, got 65"),
         ({"input_ids": tokens(1, 4), "attention_mask": torch.ones(1, 5)}, "attention_mask"),
         ({"input_ids": tokens(1, 4), "cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens"),
         (

@@ -366,30 +366,41 @@ def test_graph_positions_reach_the_nodes_of_a_graph_alone_and_in_a_batch():
     assert largest(model(**other).logits - alone[0]) > 1e-4
     with pytest.raises(ValueError, match="graph_positions must be given"):
         model(ids(5), tree)
-    with pytest.raises(ValueError, match=r"graph_positions: got shape \[3, 8\]"):
+    with pytest.raises(ValueError, match=r"graph_positions must have shape .* got \[3, 8\]"):
         model(ids(5), tree, graph_positions=torch.randn(3, 8))
-    with pytest.raises(ValueError, match=r"number 0: graph_positions: got shape \[3, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"graph_positions of examples\[0\] must have .* got \[3, 8\]"
+    ):
         collate_trees([{**examples[0], "graph_positions": torch.randn(3, 8)}])
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (None, "inputs: got None"),
-        (ids(3), r"inputs: got Tensor for a tree with the modalities \['text', 'image'\]"),
-        ({"text": ids(3)}, r"inputs: got \['text'\], misses \['image'\]"),
-        ({"text": ids(3), "image": torch.randn(15, 12)}, r"inputs\['image'\]: got 15, .* 16"),
-        ({"text": ids(19), "image": torch.randn(16, 12)}, r"inputs\['text'\]: got 19, .* 3 "),
-        ({"text": ids(3), "image": torch.randn(16, 9)}, r"\[16, 9\], takes vectors \[n, 12\]"),
-        ({"text": torch.randn(3), "image": torch.randn(16, 12)}, "takes whole numbers"),
-        ({"text": ids(3) + 30, "image": torch.randn(16, 12)}, "got ids from .* takes 0 to 29"),
+        (None, "inputs must be a tensor .* got None"),
+        (ids(3), r"inputs must be a dict .* \['text', 'image'\], got Tensor"),
+        ({"text": ids(3)}, r"inputs must have \['image'\], .* got \['text'\]"),
+        (
+            {"text": ids(3), "image": torch.randn(15, 12)},
+            r"inputs\['image'\] must have .* 16 leaves .* got 15",
+        ),
+        (
+            {"text": ids(19), "image": torch.randn(16, 12)},
+            r"inputs\['text'\] must have .* 3 leaves .* got 19",
+        ),
+        (
+            {"text": ids(3), "image": torch.randn(16, 9)},
+            r"must be vectors \[n, 12\], got .* \[16, 9\]",
+        ),
+        ({"text": torch.randn(3), "image": torch.randn(16, 12)}, "must be token ids"),
+        ({"text": ids(3) + 30, "image": torch.randn(16, 12)}, "must be ids from 0 to 29, got"),
         (
             {"text": ids(3)[None], "image": torch.randn(16, 12)},
-            r"inputs\['text'\]: got 1, .* 3 leaves",
+            r"inputs\['text'\] must have .* 3 leaves .* got 1",
         ),
         (
             {"text": ids(3), "image": torch.randn(16, 12), "sound": ids(2)},
-            r"inputs\['sound'\]: got 2 for a tree without leaves of that modality",
+            r"modalities of the tree, \['text', 'image'\], got 2 of 'sound'",
         ),
     ],
 )
@@ -400,13 +411,13 @@ def test_inputs_that_do_not_fit_the_tree_are_refused_by_name(inputs, message):
 
 def test_other_bad_arguments_are_refused_by_name():
     model, tree = make(), SignalTree.from_windows(3)
-    with pytest.raises(TypeError, match="tree: got list"):
+    with pytest.raises(TypeError, match="tree must be a SignalTree, got list"):
         model(ids(3), [0, 1, 2])
-    with pytest.raises(TypeError, match=r"inputs\['default'\]: got list"):
+    with pytest.raises(TypeError, match=r"inputs\['default'\] must be a tensor, got list"):
         model([1, 2, 3], tree)
-    with pytest.raises(ValueError, match=r"tree: has the modalities \['sound'\]"):
+    with pytest.raises(ValueError, match=r"tree must have modalities .* got \['sound'\]"):
         model(ids(3), tree.with_modality("sound"))
-    with pytest.raises(ValueError, match=r"labels: got shape \[2\], .* 1 trees"):
+    with pytest.raises(ValueError, match=r"labels must have .* 1 trees, got shape \[2\]"):
         model(ids(3), tree, labels=torch.tensor([0, 1]))
     with pytest.raises(TypeError, match=r"got \['attention_mask'\]"):
         model(ids(3), tree, attention_mask=torch.ones(3))
@@ -435,7 +446,7 @@ def test_other_bad_arguments_are_refused_by_name():
         ({"modalities": {"a": {"size": 3}}}, r"modalities\['a'\] must be"),
         ({"modalities": {"a": {"width": 3, "vocab_size": 3}}}, r"modalities\['a'\] must be"),
         ({"modalities": {"a": {"width": 0}}}, r"modalities\['a'\] must be at least 1 wide"),
-        ({"key_names": ["a", "a"]}, "key_names must be different names"),
+        ({"key_names": ["a", "a"]}, "key_names must be distinct"),
     ],
 )
 def test_bad_options_are_refused_by_name(options, message):
@@ -446,16 +457,16 @@ def test_bad_options_are_refused_by_name(options, message):
 
 def test_the_collator_names_the_example_that_is_wrong():
     good = photo_record()
-    with pytest.raises(ValueError, match="examples: got none"):
+    with pytest.raises(ValueError, match="examples must have at least one"):
         collate_trees([])
-    with pytest.raises(ValueError, match=r"number 1 has no 'tree'"):
+    with pytest.raises(ValueError, match=r"examples\[1\] must have 'tree'"):
         collate_trees([good, {"inputs": ids(3)}])
-    with pytest.raises(ValueError, match=r"number 1 has no 'labels', others have"):
+    with pytest.raises(ValueError, match=r"examples\[1\] must have 'labels', as others"):
         collate_trees([good, {"inputs": good["inputs"], "tree": good["tree"]}])
-    with pytest.raises(ValueError, match=r"number 0 has \['label'\], takes"):
+    with pytest.raises(ValueError, match=r"examples\[0\] must have .* got \['label'\]"):
         collate_trees([{**good, "label": 3}])
-    with pytest.raises(ValueError, match=r"number 1: inputs: .* misses \['image'\]"):
+    with pytest.raises(ValueError, match=r"examples\[1\]: inputs must have \['image'\]"):
         collate_trees([good, {**good, "inputs": {"text": ids(3)}}])
     narrow = {**good["inputs"], "image": torch.randn(16, 9)}
-    with pytest.raises(ValueError, match=r"inputs\['image'\] have the widths"):
+    with pytest.raises(ValueError, match=r"inputs\['image'\] of all examples must have one width"):
         collate_trees([good, {**good, "inputs": narrow}])

@@ -26,10 +26,10 @@ CONFIGS = [ps.HKTConfig, ps.HSAConfig, ps.HTEConfig]
         (ps.HKTConfig, "n_layers", "use num_hidden_layers"),
         (ps.HKTConfig, "d_model", "use hidden_size"),
         (ps.HKTConfig, "max_length", "pass it to generate(), or set it in generation_config"),
-        (ps.HKTConfig, "windows", "it takes attention_impl, bos_token_id, causal, "),
+        (ps.HKTConfig, "windows", "its options are attention_impl, bos_token_id, causal, "),
         (ps.HKTConfig, "save_pretrained", "did you mean"),
         (ps.HSAConfig, "window", "did you mean windows?"),
-        (ps.HSAConfig, "levels", "it takes attention_impl"),
+        (ps.HSAConfig, "levels", "its options are attention_impl"),
         (ps.HTEConfig, "vocab_size", 'use modalities={"default": {"vocab_size": ...}}'),
         (ps.HTEConfig, "input_channels", 'use modalities={"default": {"width": ...}}'),
         (ps.HTEConfig, "modality", "did you mean modalities?"),
@@ -124,7 +124,7 @@ def test_a_misspelt_option_in_a_file_is_refused(tmp_path):
 
 def test_what_another_library_added_to_a_file_is_kept_with_a_warning(tmp_path):
     folder = saved(tmp_path, quantisation_notes={"bits": 4}, max_new_tokens=7)
-    with pytest.warns(UserWarning, match="they have no effect: quantisation_notes"):
+    with pytest.warns(UserWarning, match="have no effect: quantisation_notes"):
         config = ps.HKTConfig.from_pretrained(folder)
     assert config.levels == 2
     assert config.quantisation_notes == {"bits": 4}
@@ -134,7 +134,9 @@ def test_what_another_library_added_to_a_file_is_kept_with_a_warning(tmp_path):
 
 def test_a_newer_transformers_may_have_options_of_any_name(tmp_path):
     folder = saved(tmp_path, kernels="any", transformers_version="99.1.0.dev0")
-    with pytest.warns(UserWarning, match=rf"nor transformers {transformers.__version__} knows"):
+    with pytest.warns(
+        UserWarning, match=rf"to transformers {transformers.__version__} and have no effect"
+    ):
         assert ps.HKTConfig.from_pretrained(folder).levels == 2
 
 

@@ -74,7 +74,7 @@ def test_the_default_language_model_writes_bytes():
     [
         (0, ValueError, "from 1 to 100,000, got 0"),
         (100_001, ValueError, "got 100001"),
-        (True, TypeError, "a whole number or None, got True"),
+        (True, TypeError, "an integer or None, got True"),
         (2.5, TypeError, "got 2.5"),
     ],
 )

@@ -12,7 +12,7 @@ POOLINGS = ("mean", "first", "last")
 
 @strict
 class HKTConfig(CheckedConfig):
-    """All that defines an HKT model; the names are Hugging Face's where it has one.
+    """The configuration of an HKT model, with the names of Hugging Face where they exist.
 
     Args:
         vocab_size: number of token ids, `len(tokenizer)`. The default has room for
@@ -26,22 +26,22 @@ class HKTConfig(CheckedConfig):
         dropout: of embeddings, attention outputs and MLP outputs.
         layer_norm_eps: of all layer norms.
         initializer_range: standard deviation of the initial weights.
-        levels: resolutions of the attention; 1 is standard attention, with the same code around.
-        causal: whether a token sees only what comes before it.
+        levels: resolutions of the attention; 1 is standard attention, otherwise the same model.
+        causal: whether a token attends to itself and earlier tokens only.
         downsampling: `"depthwise"`, `"dense"` or `"mean"`.
         downsampling_width: taps of the downsampling filters.
         filter_width: taps of the causal filter at level 0; 0 for none.
         values: `"fine"` or `"merged"`.
         shared_projections: one query and one key projection for all levels, or one each.
-        level_weights: `"learned"`, or one fixed number per level.
+        level_weights: `"learned"`, or a fixed number for each level.
         relative_positions: reach of the learned relative term of every level; 0 for none.
         positions: `"learned"`, `"rotary"` or `"none"`.
-        local_start: with `positions="rotary"`, where the biases of queries and keys start; above 0
-            training begins with attention to what is near.
+        local_start: with `positions="rotary"`, the initial biases of queries and keys; above 0,
+            attention is local at the start of training.
         kernel: `"dot"` or `"psd"`.
         attention_impl: implementation of the attention, see `polyscale.implementations()`.
-        input_channels: None for token ids; else the inputs are numbers, `input_values`
-            `[B, T, input_channels]`, such as pixels.
+        input_channels: None for token ids; otherwise the number of channels of numeric inputs,
+            `input_values` `[B, T, input_channels]`, such as pixels.
         pooling: of `HKTForSequenceClassification`: `"mean"`, `"first"` or `"last"` token.
         use_cache: whether generation keeps a cache.
         tie_word_embeddings: whether the language-model head is the token embedding.
@@ -91,11 +91,11 @@ class HKTConfig(CheckedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """What makes `DynamicCache(config=...)` give every layer an HKT cache."""
+        """Types of layers, by which `DynamicCache(config=...)` makes an HKT cache for each."""
         return ["hkt"] * self.num_hidden_layers
 
     def validate_layer_type(self) -> None:
-        """Nothing to check: the list above follows from the number of layers."""
+        """Does nothing: `layer_types` follows from the number of layers."""
 
     def validate_options(self) -> None:
         """Raise a ValueError that names the bad option."""

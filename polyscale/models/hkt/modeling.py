@@ -44,7 +44,7 @@ class HKTBlock(SequenceBlock):
     def attend(
         self, x: Tensor, structure: ModelInputs, cache: HKTCache | None, return_attention: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The attended values `[B, T, C]`, and the attention matrix where asked for."""
+        """The attended values `[B, T, C]`, and the attention matrix with `return_attention`."""
         attended = self.attention(
             x,
             cu_seqlens=structure.cu_seqlens,
@@ -84,7 +84,7 @@ class HKTPreTrainedModel(PolyscaleModel):
 
 
 class HKTModel(SequenceModel, HKTPreTrainedModel):
-    """Embeddings, blocks and a last norm: hidden states `[B, T, C]`."""
+    """Embeddings, blocks and a final norm: hidden states `[B, T, C]`."""
 
     cache_class = HKTCache
 
@@ -128,8 +128,7 @@ class HKTModel(SequenceModel, HKTPreTrainedModel):
             use_cache: whether to return a cache.
             output_hidden_states: whether to return the input of every block and the last output.
             output_attentions: whether to return the attention matrices (dense).
-            **kwargs: `cu_seq_lens_q` means `cu_seqlens`; `position_ids` must be what the mask
-                says.
+            **kwargs: `cu_seq_lens_q` is `cu_seqlens`; `position_ids` must agree with the mask.
         """
         options = {
             "cu_seqlens": cu_seqlens,

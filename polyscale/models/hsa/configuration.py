@@ -9,9 +9,9 @@ POSITIONS = ("rotary", "learned", "none")
 
 @strict
 class HSAConfig(CheckedConfig):
-    """All that defines a causal HSA language model.
+    """The configuration of a causal HSA language model.
 
-    The hierarchy is made of windows, or follows the text. It grows while the model writes.
+    The hierarchy consists of windows, or follows the text. It grows during generation.
 
     Args:
         vocab_size: number of token ids, `len(tokenizer)`. The default has room for
@@ -25,11 +25,11 @@ class HSAConfig(CheckedConfig):
         dropout: of embeddings, attention outputs and MLP outputs.
         layer_norm_eps: of all layer norms.
         initializer_range: standard deviation of the initial weights.
-        windows: family sizes from the tokens up; the last one repeats for ever, so that memory
-            and time per token grow with the logarithm of the length.
-        boundary_token_ids: instead of windows: per level, from the bottom, the ids after which
+        windows: family sizes from the tokens up; the last one repeats, so that memory and time
+            per token grow with the logarithm of the length.
+        boundary_token_ids: replaces windows: for each level, from the bottom, the ids after which
             it closes, such as `[[full stop, question mark], [newline]]` for sentences and
-            paragraphs. A level closes all below it.
+            paragraphs. Closing a level closes all levels below it.
         normalize: whether queries and keys are normalised.
         positions: `"rotary"`, `"learned"` or `"none"`.
         attention_impl: see `polyscale.implementations()`.
@@ -71,11 +71,11 @@ class HSAConfig(CheckedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """What makes `DynamicCache(config=...)` give every layer an HSA cache."""
+        """Types of layers, by which `DynamicCache(config=...)` makes an HSA cache for each."""
         return ["hsa"] * self.num_hidden_layers
 
     def validate_layer_type(self) -> None:
-        """Nothing to check: the list above follows from the number of layers."""
+        """Does nothing: `layer_types` follows from the number of layers."""
 
     def validate_options(self) -> None:
         """Raise a ValueError that names the bad option."""
@@ -85,7 +85,7 @@ class HSAConfig(CheckedConfig):
                 f"and {self.num_attention_heads}"
             )
         if not self.windows or min(self.windows) < 2:
-            raise ValueError(f"windows must be numbers of at least 2, got {self.windows}")
+            raise ValueError(f"windows must be integers of at least 2, got {self.windows}")
         if self.boundary_token_ids is not None and not all(self.boundary_token_ids):
             raise ValueError(
                 "boundary_token_ids must be None or hold at least one id per level, "

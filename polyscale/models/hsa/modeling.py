@@ -1,7 +1,7 @@
 """A causal language model with Hierarchical Self-Attention.
 
-Each token attends to the tokens of its own family and to the closed families before it, as one
-node each. The cache holds only those: O(b log_b N) for families of b.
+Each token attends to the tokens of its own family and to the closed families before it, each as one
+node. The cache holds only these entries: O(b log_b N) for families of b.
 """
 
 from typing import Any, NamedTuple
@@ -36,11 +36,11 @@ from polyscale.trees.growth import (
 
 
 class TextStructure(NamedTuple):
-    """What HSA's blocks know of a batch."""
+    """The layout of a batch that HSA's blocks need."""
 
-    tree: SignalTree | None  # of prompts that start here
-    closes: Tensor  # [B, T] how many levels close before each token
-    lengths: Tensor | None  # [B] real tokens
+    tree: SignalTree | None  # of a prompt; None when decoding continues
+    closes: Tensor  # [B, T], the number of levels that close before each token
+    lengths: Tensor | None  # [B], real tokens
 
 
 class HSABlock(SequenceBlock):
@@ -76,7 +76,7 @@ class HSAPreTrainedModel(PolyscaleModel):
 
 
 class HSAModel(SequenceModel, HSAPreTrainedModel):
-    """Embeddings, blocks and a last norm: hidden states `[B, T, C]`."""
+    """Embeddings, blocks and a final norm: hidden states `[B, T, C]`."""
 
     cache_class = HSACache
     embeddings: nn.Embedding
@@ -112,7 +112,7 @@ class HSAModel(SequenceModel, HSAPreTrainedModel):
             use_cache: whether to return a cache.
             output_hidden_states: whether to return the input of every block and the last output.
             output_attentions: not supported; see `polyscale.hsa_matrix`.
-            **kwargs: `position_ids` must be what the mask says.
+            **kwargs: `position_ids` must agree with the mask.
         """
         if cu_seqlens is not None or kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("cu_seqlens is not supported by HSA models: pass an attention_mask")
@@ -136,7 +136,7 @@ class HSAModel(SequenceModel, HSAPreTrainedModel):
         return self._encode(inputs_embeds, input_ids, attention_mask, past_key_values, options)
 
     def _structure(self, x: Tensor, input_ids: Tensor | None, inputs: ModelInputs) -> TextStructure:
-        """The tree of prompts that start here, and what closes before each token."""
+        """The tree of a prompt, and the number of levels that close before each token."""
         batch, length = x.shape[:2]
         past = inputs.past
         if self.config.boundary_token_ids is None:
@@ -164,7 +164,7 @@ class HSAModel(SequenceModel, HSAPreTrainedModel):
         return TextStructure(tree, closes, inputs.lengths)
 
     def _remember(self, state: HSACache, input_ids: Tensor, inputs: ModelInputs) -> None:
-        """Keep each row's newest token: a later call asks what it closes."""
+        """Store the last token of each row: the next call needs to know which levels it closes."""
         ids = inputs.line_up(input_ids[..., None])[..., 0]
         if inputs.lengths is None:
             state.last_token = ids[:, -1]

@@ -1,4 +1,4 @@
-"""Examples to batches, for a DataLoader or Trainer."""
+"""Batches of examples, for a DataLoader or Trainer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +15,8 @@ FIELDS = ("inputs", "tree", "labels", "graph_positions")
 def collate_trees(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join examples with "inputs", "tree" and, if any has one, "labels" into one batch.
 
-    Trees become a forest and the inputs of each modality follow each other. Inputs may be tensors
-    or what `torch.as_tensor` takes. "graph_positions" [M, width] go along for graph domains. With
+    Trees become a forest, and the inputs of each modality are concatenated. Inputs may be tensors
+    or arguments of `torch.as_tensor`. Graph domains also need "graph_positions", `[M, width]`. With
     `Trainer`, set `remove_unused_columns=False`.
 
     >>> example = {"inputs": [5, 6, 7], "tree": SignalTree.from_windows(3), "labels": 1}
@@ -25,28 +25,28 @@ def collate_trees(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ([5, 6, 7, 5, 6, 7], 2, [1, 1])
     """
     if not examples:
-        raise ValueError("examples: got none, takes at least one")
+        raise ValueError("examples must have at least one example, got none")
     parts: dict[str, list[Tensor]] = {}
     for number, example in enumerate(examples):
         for name in ("inputs", "tree"):
             if name not in example:
                 raise ValueError(
-                    f"examples: number {number} has no {name!r}, only {list(example)} "
-                    "(Trainer needs remove_unused_columns=False)"
+                    f"examples[{number}] must have {name!r}, got {list(example)}; with Trainer, "
+                    "set remove_unused_columns=False"
                 )
         unknown = [name for name in example if name not in FIELDS]
         if unknown:
-            raise ValueError(f"examples: number {number} has {unknown}, takes {list(FIELDS)}")
+            raise ValueError(f"examples[{number}] must have {list(FIELDS)} only, got {unknown}")
         try:
             found = read_inputs(_as_tensors(example["inputs"]), example["tree"])
         except (TypeError, ValueError) as error:
-            raise type(error)(f"examples: number {number}: {error}") from error
+            raise type(error)(f"examples[{number}]: {error}") from error
         for name, (_, values) in found.items():
             parts.setdefault(name, []).append(values)
     trees = [example["tree"] for example in examples]
     batch: dict[str, Any] = {}
     if _all_or_none(examples, "labels"):
-        # First, because Trainer takes the length of the first tensor for the batch size.
+        # First, because Trainer uses the length of the first tensor as the batch size.
         batch["labels"] = torch.stack([torch.as_tensor(e["labels"]) for e in examples])
     batch["inputs"] = {name: _join(name, values) for name, values in parts.items()}
     batch["tree"] = SignalTree.batch(trees)
@@ -64,7 +64,7 @@ def _as_tensors(inputs: Any) -> Any:
 def _all_or_none(examples: Sequence[Mapping[str, Any]], name: str) -> bool:
     have = [example.get(name) is not None for example in examples]
     if any(have) and not all(have):
-        raise ValueError(f"examples: number {have.index(False)} has no {name!r}, others have")
+        raise ValueError(f"examples[{have.index(False)}] must have {name!r}, as others have it")
     return all(have)
 
 
@@ -72,7 +72,7 @@ def _join(name: str, values: list[Tensor]) -> Tensor:
     shapes = {tuple(part.shape[1:]) for part in values}
     if len(shapes) > 1:
         raise ValueError(
-            f"examples: inputs[{name!r}] have the widths {sorted(shapes)}, take one width"
+            f"inputs[{name!r}] of all examples must have one width, got {sorted(shapes)}"
         )
     return torch.cat(values)
 
@@ -82,9 +82,9 @@ def _join_nodes(trees: list[SignalTree], values: list[Any]) -> Tensor:
     for number, (tree, part) in enumerate(zip(trees, parts, strict=True)):
         if part.dim() != 2 or part.shape[0] != tree.num_nodes:
             raise ValueError(
-                f"examples: number {number}: graph_positions: got shape {list(part.shape)}, "
-                f"takes [M, width] with M = {tree.num_nodes}"
+                f"graph_positions of examples[{number}] must have shape [{tree.num_nodes}, width], "
+                f"got {list(part.shape)}"
             )
-    # The nodes of a forest are those of its trees, sorted by depth.
+    # The nodes of a forest are the nodes of its trees, sorted by depth.
     order = torch.argsort(torch.cat([tree.depth for tree in trees]), stable=True)
     return torch.cat(parts)[order.to(parts[0].device)]

@@ -19,30 +19,29 @@ def _one_modality() -> dict[str, dict[str, int]]:
 
 @strict
 class HTEConfig(CheckedConfig):
-    """All that defines an HTE model; the names are Hugging Face's where it has one.
+    """The configuration of an HTE model, with the names of Hugging Face where they exist.
 
     Args:
         modalities: for each modality of the leaves `{"vocab_size": n}` for token ids or
-            `{"width": n}` for vectors, such as word vectors or image patches. The default has room
-            for `polyscale.byte_tokenizer()`, and is for trees whose leaves have no modality of
-            their own.
+            `{"width": n}` for vectors, such as word vectors or image patches. The default is for
+            trees without modalities, and has enough ids for `polyscale.byte_tokenizer()`.
         key_names: names that keyed families may use, such as the fields of records.
         hidden_size: width of the model.
         num_hidden_layers: number of layers.
         num_attention_heads: heads per layer.
         intermediate_size: width of the MLP; four times `hidden_size` if None.
-        attention: `"hierarchical"`; `"flat"`, the same over the leaves as one sequence (the FSA
-            baseline); `"none"`, no leaf sees another (the DeepSet baseline).
+        attention: `"hierarchical"`; `"flat"`, over the leaves as one sequence (the FSA baseline);
+            `"none"`, without attention between leaves (the DeepSet baseline).
         tie: `"blocks"` (the paper's) or `"columns"` (closer to softmax).
-        include_self: whether a leaf attends to itself; not in the paper's training form.
-        alpha: 1 for softmax, more for sparse entmax families, `"learned"` for one value per depth
-            and layer between 1 and 2.
+        include_self: whether a leaf attends to itself; in the paper's training form it does not.
+        alpha: 1 for softmax, larger values for sparse entmax, `"learned"` for a value between 1
+            and 2 for each depth and layer.
         position_width: width of the nodes' position embeddings, even; 0 for none.
-        position_seed: of their random frequencies.
+        position_seed: seed of their random frequencies.
         local_pooling: pool families of leaves into their parents after each layer but the last.
-        pooling: what a classifier reads: `"leaves"`, the mean of all leaves (the paper's), or
-            `"tree"`, the mean of means, in which all children of a node count alike, such as the
-            fields of a record, however many leaves each has.
+        pooling: the input of a classifier: `"leaves"`, the mean of all leaves (the paper's), or
+            `"tree"`, the mean of means, in which all children of a node have the same weight, such
+            as the fields of a record, regardless of their numbers of leaves.
         classifier_size: width of the classifier's hidden layer; `hidden_size` if None.
         dropout: of embeddings, attention outputs, MLP outputs and the classifier.
         layer_norm_eps: of all layer norms.
@@ -85,7 +84,7 @@ class HTEConfig(CheckedConfig):
 
     @property
     def modality_names(self) -> tuple[str, ...]:
-        """The names in the order of the weights: sorted, because JSON does not keep another."""
+        """The names in the order of the weights: sorted, because JSON objects are unordered."""
         return tuple(sorted(self.modalities))
 
     def validate_options(self) -> None:
@@ -142,10 +141,10 @@ class HTEConfig(CheckedConfig):
             if min(kind.values()) < 1:
                 raise ValueError(f"modalities[{name!r}] must be at least 1 wide, got {kind!r}")
         if len(set(self.key_names)) != len(self.key_names):
-            raise ValueError(f"key_names must be different names, got {list(self.key_names)}")
+            raise ValueError(f"key_names must be distinct, got {list(self.key_names)}")
 
     def layer_options(self) -> dict[str, Any]:
-        """What `HTELayer` takes."""
+        """The arguments of `HTELayer`."""
         return {
             "intermediate_size": self.intermediate_size,
             "dropout": self.dropout,
@@ -154,7 +153,7 @@ class HTEConfig(CheckedConfig):
             "tie": self.tie,
             "include_self": self.include_self,
             "modalities": self.modality_names,
-            # What nobody attends with needs no weights.
+            # Without attention there are no positions and no alpha to learn.
             "position_width": 0 if self.attention == "none" else self.position_width,
             "alpha": 1.0 if self.attention == "none" else self.alpha,
             "impl": self.attention_impl,

@@ -1,4 +1,4 @@
-"""Which input belongs to which leaf."""
+"""The inputs of the leaves, by modality."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ Inputs = Tensor | Mapping[str, Tensor]
 
 
 def rows_by_modality(tree: SignalTree) -> dict[str, Tensor]:
-    """Return the rows of each modality's leaves, in order; modalities without leaves are not in it.
+    """Return the rows of the leaves of each modality, in order, without empty modalities.
 
     >>> tree = SignalTree.from_records([{"word": 2, "tag": 1}, {"word": 1}])
     >>> {name: rows.tolist() for name, rows in rows_by_modality(tree).items()}
@@ -24,37 +24,39 @@ def rows_by_modality(tree: SignalTree) -> dict[str, Tensor]:
 
 
 def read_inputs(inputs: Any, tree: SignalTree) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return (rows, values) of each modality in the tree; refuse what does not fit the tree."""
+    """Return (rows, values) of each modality in the tree; inputs must fit the tree."""
     if not isinstance(tree, SignalTree):
-        raise TypeError(f"tree: got {type(tree).__name__}, takes a SignalTree")
+        raise TypeError(f"tree must be a SignalTree, got {type(tree).__name__}")
     if inputs is None:
-        raise ValueError("inputs: got None, takes a tensor for each modality of the tree")
+        raise ValueError("inputs must be a tensor for each modality of the tree, got None")
     rows = rows_by_modality(tree)
     if not isinstance(inputs, Mapping):
         if len(rows) > 1:
             raise ValueError(
-                f"inputs: got {type(inputs).__name__} for a tree with the modalities "
-                f"{list(rows)}, takes a dict with a tensor for each"
+                f"inputs must be a dict with a tensor for each modality of the tree, {list(rows)}, "
+                f"got {type(inputs).__name__}"
             )
         inputs = dict.fromkeys(rows, inputs)
     missing = [name for name in rows if inputs.get(name) is None]
     if missing:
-        raise ValueError(f"inputs: got {list(inputs)}, misses {missing}, which the tree has")
+        raise ValueError(
+            f"inputs must have {missing}, which are modalities of the tree, got {list(inputs)}"
+        )
     found = {}
     for name, values in inputs.items():
         if not isinstance(values, Tensor):
-            raise TypeError(f"inputs[{name!r}]: got {type(values).__name__}, takes a tensor")
+            raise TypeError(f"inputs[{name!r}] must be a tensor, got {type(values).__name__}")
         if values.dim() not in (1, 2):
             raise ValueError(
-                f"inputs[{name!r}]: got shape {list(values.shape)}, takes ids [n] or vectors "
-                "[n, width]"
+                f"inputs[{name!r}] must be ids [n] or vectors [n, width], got shape "
+                f"{list(values.shape)}"
             )
         if name in rows:
             found[name] = rows[name], _of_leaves(name, values, rows, tree)
         elif values.shape[0]:
             raise ValueError(
-                f"inputs[{name!r}]: got {values.shape[0]} for a tree without leaves of that "
-                f"modality, takes those of {list(rows)}"
+                f"inputs must be those of the modalities of the tree, {list(rows)}, got "
+                f"{values.shape[0]} of {name!r}"
             )
     return found
 
@@ -62,11 +64,11 @@ def read_inputs(inputs: Any, tree: SignalTree) -> dict[str, tuple[Tensor, Tensor
 def _of_leaves(name: str, values: Tensor, rows: dict[str, Tensor], tree: SignalTree) -> Tensor:
     if values.shape[0] == rows[name].numel():
         return values
-    # With one modality there may be an input for every row, padding included.
+    # With one modality, inputs may also cover all rows, padding included.
     if len(rows) == 1 and values.shape[0] == tree.num_rows:
         return values[rows[name].to(values.device)]
     padding = f" (or {tree.num_rows} with padding)" if len(rows) == 1 else ""
     raise ValueError(
-        f"inputs[{name!r}]: got {values.shape[0]}, takes one for each of the tree's "
-        f"{rows[name].numel()} leaves of that modality{padding}"
+        f"inputs[{name!r}] must have one for each of the {rows[name].numel()} leaves of that "
+        f"modality in the tree{padding}, got {values.shape[0]}"
     )

@@ -35,14 +35,14 @@ class HTEModelOutput(ModelOutput):
 
 
 class HTEBlock(GradientCheckpointingLayer, HTELayer):
-    """An HTE layer that may forget its activations."""
+    """An HTE layer with gradient checkpointing."""
 
 
 class HTEPreTrainedModel(PolyscaleModel):
     """Loading, saving and initial weights, common to the HTE models."""
 
     config_class = HTEConfig
-    # Trainer counts the elements of the main input; ours is a dict, so it must not find it.
+    # Trainer counts the elements of the main input, which is a dict here: it must not find it.
     main_input_name = "leaves"
     _no_split_modules = ("HTEBlock",)
 
@@ -51,7 +51,7 @@ class HTEPreTrainedModel(PolyscaleModel):
             initialization.zeros_(module.alpha_logits)
         elif isinstance(module, DomainPositions):
             initialization.copy_(module.frequencies, module.initial_frequencies())
-            # About the length that the positions in sequences and grids have.
+            # About the norm of the positions in sequences and grids.
             initialization.normal_(module.keys.weight, std=module.width**-0.5)
 
 
@@ -104,11 +104,11 @@ class HTEModel(HTEPreTrainedModel):
         if graph_positions is not None:
             if graph_positions.dim() != 2 or len(graph_positions) != tree.num_nodes:
                 raise ValueError(
-                    f"graph_positions: got shape {list(graph_positions.shape)}, takes "
-                    f"[M, position_width] with the tree's M = {tree.num_nodes}"
+                    f"graph_positions must have shape [{tree.num_nodes}, position_width], a row "
+                    f"for each node, got {list(graph_positions.shape)}"
                 )
             graph_positions = graph_positions.to(x.device)
-        seen, positions = self._look(tree, graph_positions)
+        seen, positions = self._attended_tree(tree, graph_positions)
         hidden_states = []
         for number, layer in enumerate(self.layers):
             hidden_states.append(x)
@@ -117,7 +117,7 @@ class HTEModel(HTEPreTrainedModel):
                 if graph_positions is not None:
                     graph_positions = graph_positions[nodes_left(tree)]
                 x, tree = pool_into_parents(x, tree)
-                seen, positions = self._look(tree, graph_positions)
+                seen, positions = self._attended_tree(tree, graph_positions)
         hidden_states.append(x)
         return HTEModelOutput(
             last_hidden_state=x,
@@ -125,12 +125,12 @@ class HTEModel(HTEPreTrainedModel):
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
         )
 
-    def _look(
+    def _attended_tree(
         self, tree: SignalTree, graph_positions: Tensor | None
     ) -> tuple[SignalTree, Tensor | None]:
-        """The tree as the attention sees it, and the positions of its nodes."""
+        """The tree that the attention uses, and the positions of its nodes."""
         if self.config.attention == "flat":
-            # It has the same rows, and no graph.
+            # The flat tree has the same rows and no graph domains.
             tree, graph_positions = tree.flatten(), None
         return tree, None if self.positions is None else self.positions(tree, graph_positions)
 
@@ -140,8 +140,8 @@ class HTEModel(HTEPreTrainedModel):
         unknown = [name for name in tree.modality_names if name not in names]
         if unknown:
             raise ValueError(
-                f"tree: has the modalities {unknown}, this model takes {list(names)} "
-                "(tree.with_modality renames)"
+                f"tree must have modalities out of {list(names)}, got {unknown}; rename them with "
+                "tree.with_modality"
             )
         x = torch.zeros(tree.num_rows, self.config.hidden_size, dtype=self.dtype)
         x = x.to(self.device)
@@ -154,21 +154,23 @@ class HTEModel(HTEPreTrainedModel):
         return x
 
     def _check(self, name: str, values: Tensor, embed: nn.Module) -> None:
-        got = f"inputs[{name!r}]: got {values.dtype} {list(values.shape)}"
+        got = f"got {values.dtype} {list(values.shape)}"
         if isinstance(embed, nn.Linear):
             if values.dim() != 2 or values.shape[1] != embed.in_features:
-                raise ValueError(f"{got}, takes vectors [n, {embed.in_features}]")
+                raise ValueError(
+                    f"inputs[{name!r}] must be vectors [n, {embed.in_features}], {got}"
+                )
             return
         assert isinstance(embed, nn.Embedding)
         if values.dim() != 1 or values.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"{got}, takes whole numbers [n], token ids")
-        # Where a look costs nothing; elsewhere the embedding itself refuses.
+            raise ValueError(f"inputs[{name!r}] must be token ids [n], int64 or int32, {got}")
+        # On a CPU only: elsewhere it would synchronise, and the embedding itself refuses.
         if values.device.type == "cpu" and values.numel():
             low, high = int(values.min()), int(values.max())
             if low < 0 or high >= embed.num_embeddings:
                 raise ValueError(
-                    f"inputs[{name!r}]: got ids from {low} to {high}, takes 0 to "
-                    f"{embed.num_embeddings - 1}"
+                    f"inputs[{name!r}] must be ids from 0 to {embed.num_embeddings - 1}, got {low} "
+                    f"to {high}"
                 )
 
 
@@ -208,7 +210,9 @@ class HTEForClassification(HTEPreTrainedModel):
         """Logits `[num_trees, num_labels]`; see `HTEModel.forward` for the arguments."""
         unknown = set(kwargs) - {"num_items_in_batch"}
         if unknown:
-            raise TypeError(f"forward: got {sorted(unknown)}, which HTE models do not take")
+            raise TypeError(
+                f"forward must not get arguments unknown to HTE models, got {sorted(unknown)}"
+            )
         output = self.model(inputs, tree, graph_positions, output_hidden_states, return_dict=True)
         pool = tree_mean if self.config.pooling == "tree" else global_mean
         logits = self.classifier(pool(output.last_hidden_state, output.tree))
@@ -216,8 +220,8 @@ class HTEForClassification(HTEPreTrainedModel):
         if labels is not None:
             if labels.shape[:1] != logits.shape[:1]:
                 raise ValueError(
-                    f"labels: got shape {list(labels.shape)}, takes one for each of the "
-                    f"{len(logits)} trees"
+                    f"labels must have one entry for each of the {len(logits)} trees, got shape "
+                    f"{list(labels.shape)}"
                 )
             loss = self.loss_function(
                 labels=labels, pooled_logits=logits, config=self.config, **kwargs
