@@ -1,5 +1,7 @@
 """The reference against the definition in loops, and against softmax attention."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,7 +90,7 @@ def _without_rest(options):
 def test_kept_and_kl_are_those_of_dense_softmax(causal, rest):
     torch.manual_seed(0)
     query, key, value = (x.detach() for x in random_case(120))
-    output, audit = ps.opened_attention(
+    _, audit = ps.opened_attention(
         query, key, value, causal=causal, heavy=16, near=16, rest=rest, return_audit=True
     )
     allowed = torch.ones(120, 120, dtype=torch.bool)
@@ -180,12 +182,10 @@ def test_packed_sequences_do_not_see_each_other(options):
     bounds = torch.tensor([0, 100, 107, 171, 250])
     tensors = [x.detach() for x in random_case(250, batch=1)]
     common = {"heavy": 32, "near": 16, **options}
-    output, audit = ps.opened_attention(
-        *tensors, cu_seqlens=bounds, return_audit=True, **common
-    )
+    output, audit = ps.opened_attention(*tensors, cu_seqlens=bounds, return_audit=True, **common)
     mask = audit.mask()
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
-        part = slice(int(begin), int(end))
+    for begin, end in pairwise(bounds.tolist()):
+        part = slice(begin, end)
         alone, mine = ps.opened_attention(
             *(x[:, :, part] for x in tensors), return_audit=True, **common
         )
