@@ -12,6 +12,7 @@ from polyscale.layers.hsa import HSAAttention, HTELayer
 from polyscale.ops.hkt.api import hkt_attention
 from polyscale.ops.hsa import hsa_attention, hsa_energy, hsa_matrix
 from polyscale.ops.implementations import implementations
+from polyscale.ops.levels import LevelSettings, LevelStore, level_attention
 from polyscale.trees import SignalTree
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ __all__ = [
     "HTEForClassification",
     "HTELayer",
     "HTEModel",
+    "LevelSettings",
+    "LevelStore",
     "SignalTree",
     "byte_tokenizer",
     "collate_trees",
@@ -95,6 +98,7 @@ __all__ = [
     "hsa_matrix",
     "implementations",
     "inject_hsa",
+    "level_attention",
     "load_injected",
     "load_task",
     "plan_injection",
