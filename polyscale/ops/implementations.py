@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from polyscale.ops.hkt.native.build import availability
 from polyscale.ops.hkt.triton import triton_unavailable
+from polyscale.ops.levels.native.build import availability as levels_availability
 
 
 class Implementation(NamedTuple):
@@ -30,4 +31,6 @@ def implementations() -> list[Implementation]:
         Implementation("hkt_attention", "triton", no_triton is None, triton),
         Implementation("hsa_attention", "reference", True, "dense recursion, slow"),
         Implementation("hsa_attention", "torch", True, "all families of a depth at once"),
+        Implementation("level_attention", "reference", True, "dense, any dtype and device"),
+        Implementation("level_attention", "native", *levels_availability()),
     ]

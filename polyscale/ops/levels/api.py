@@ -133,16 +133,19 @@ def _checked(
         raise ValueError(
             f"query must be on {store.lengths.device} like the store, got {query.device}"
         )
+    # Checked once: this runs for every token of every layer. A tracer cannot follow a cache.
+    opening = (_opening if torch.compiler.is_compiling() else _kept_opening)(near, heavy, mass)
     if scale is None:
-        return _opening(near, heavy, mass), 1.0 / math.sqrt(store.width)
-    return _opening(near, heavy, mass), check_number("scale", scale)
+        return opening, 1.0 / math.sqrt(store.width)
+    return opening, check_number("scale", scale)
 
 
-@lru_cache(maxsize=256, typed=True)
 def _opening(near: int, heavy: int, mass: float | None) -> Opening:
-    """Checked once: this runs for every token of every layer."""
     check_integer("near", near, least=0)
     check_integer("heavy", heavy, least=0)
     if mass is not None:
         check_number("mass", mass, least=0.0, most=1.0)
     return Opening(near, heavy, mass)
+
+
+_kept_opening = lru_cache(maxsize=256, typed=True)(_opening)
