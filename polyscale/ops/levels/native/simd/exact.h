@@ -149,7 +149,6 @@ static void weigh_tokens(const Unit& u, const int64_t* tokens, int64_t count, co
     const int64_t vectors = u.from.value_wide / LANES, size = u.part_size();
     const int64_t at_once = heads_at_once(u.group);
     const float* rows[PIECE];
-    for (int64_t n = 0; n < count; n++) fetch_token(u.from, tokens[n], false);
     for (int64_t n = 0; n < count; n++)
         rows[n] = exact_value(u.from, tokens[n], memory + n * u.from.value_wide);
     for (int64_t g = 0; g < u.group; g++) {
@@ -186,6 +185,7 @@ static int64_t always_tokens(const Unit& u, int64_t piece, int64_t* tokens) {
 static void score_always(const Unit* unit, int64_t piece, float* scratch) {
     int64_t tokens[PIECE];
     const int64_t count = always_tokens(*unit, piece, tokens);
+    for (int64_t n = 0; n < count; n++) fetch_token(unit->from, tokens[n], false);
     score_tokens(*unit, tokens, count, unit->always + piece * PIECE, unit->always_pitch, scratch);
 }
 
@@ -202,6 +202,7 @@ static void weigh_opened(const Unit* unit, int64_t piece, float* part, float* sc
     for (int64_t n = 0; n < count; n++) tokens[n] = unit->opened[begin + n];
     float *weights = scratch, *scores = weights + unit->group * PIECE;
     float* rows = scores + unit->group * PIECE;
+    for (int64_t n = 0; n < count; n++) fetch_token(unit->from, tokens[n], false);
     score_tokens(*unit, tokens, count, scores, PIECE, rows);
     weigh_tokens(*unit, tokens, count, scores, PIECE, part, weights, rows);
 }

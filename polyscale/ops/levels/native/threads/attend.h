@@ -121,36 +121,50 @@ class Units {
     int64_t count_;
 };
 
-enum Phase { SCORES, CHOICE, WEIGHTS, MERGE };
-const Phase PHASES[] = {SCORES, CHOICE, WEIGHTS, MERGE};
+// First scores and what is opened whatever they are, then the weights of all else.
+enum Phase { SCORES, WEIGHTS };
 
-// One phase of all units. Tasks are numbered through, unit after unit.
+int64_t opened_pieces(const Unit& u) { return (u.chosen + PIECE - 1) / PIECE; }
+
+int64_t tasks_of(const Unit& u, Phase phase) {
+    if (!u.seen) return 0;
+    if (phase == SCORES) return u.stretch_count() + u.always_pieces();
+    return u.stretch_count() + opened_pieces(u);
+}
+
+// One task of a unit. Parts of the result: stretches, then pieces.
+void run_task(const Variant& v, Unit& u, Phase phase, int64_t number, float* scratch) {
+    const int64_t stretches = u.stretch_count(), piece = number - stretches;
+    if (phase == SCORES) {
+        if (piece < 0) {
+            v.score_stretch(&u, number, scratch);
+        } else {
+            v.score_always(&u, piece, scratch);
+            v.weigh_always(&u, piece, u.part(number), scratch);
+        }
+    } else if (piece < 0) {
+        v.weigh_stretch(&u, number, u.part(number), scratch);
+    } else {
+        v.weigh_opened(&u, piece, u.part(number + u.always_pieces()), scratch);
+    }
+}
+
+// After all tasks of a phase of a unit.
+void finish_phase(const Attention& a, const Variant& v, Unit& u, Phase phase, float* scratch) {
+    if (phase == SCORES) v.choose(&a, &u, scratch);
+    if (phase == WEIGHTS || !tasks_of(u, WEIGHTS))
+        v.merge(&u, u.stretch_count() + u.always_pieces() + opened_pieces(u));
+}
+
+// One phase of all units. Tasks are numbered through, unit after unit; who finishes the last one of a
+// unit finishes the phase for it.
 class Attend : public Team {
    public:
     Attend(const Attention& a, const Variant& v, Phase phase, std::vector<Unit>& units, int threads,
            const std::vector<int64_t>& starts)
         : Team(starts.back(), threads, v.scratch_floats(&a)),
-          a_(a), v_(v), phase_(phase), units_(units), starts_(starts) {}
-
-    using Team::run;
-
-    static int64_t tasks(Phase phase, const Unit& u) {
-        if (!u.seen) return 0;
-        if (phase == CHOICE || phase == MERGE) return 1;
-        const int64_t both = u.stretch_count() + u.always_pieces();
-        return phase == SCORES ? both : both + (u.chosen + PIECE - 1) / PIECE;
-    }
-
-    static void run(const Attention& a, const Variant& v, Phase phase, Unit& u, int64_t part,
-                    float* scratch) {
-        const int64_t piece = part - u.stretch_count(), opened = piece - u.always_pieces();
-        if (phase == CHOICE) v.choose(&a, &u, scratch);
-        else if (phase == MERGE) v.merge(&u, tasks(WEIGHTS, u));
-        else if (phase == SCORES && piece < 0) v.score_stretch(&u, part, scratch);
-        else if (phase == SCORES) v.score_always(&u, piece, scratch);
-        else if (piece < 0) v.weigh_stretch(&u, part, u.part(part), scratch);
-        else if (opened < 0) v.weigh_always(&u, piece, u.part(part), scratch);
-        else v.weigh_opened(&u, opened, u.part(part), scratch);
+          a_(a), v_(v), phase_(phase), units_(units), starts_(starts), left_(units.size()) {
+        for (size_t n = 0; n < units.size(); n++) left_[n] = starts[n + 1] - starts[n];
     }
 
     void task(int64_t number, float* scratch) override {
@@ -159,7 +173,8 @@ class Attend : public Team {
             const size_t middle = (low + high) / 2;
             (starts_[middle] <= number ? low : high) = middle;
         }
-        run(a_, v_, phase_, units_[low], number - starts_[low], scratch);
+        run_task(v_, units_[low], phase_, number - starts_[low], scratch);
+        if (--left_[low] == 0) finish_phase(a_, v_, units_[low], phase_, scratch);
     }
 
    private:
@@ -168,9 +183,10 @@ class Attend : public Team {
     Phase phase_;
     std::vector<Unit>& units_;
     const std::vector<int64_t>& starts_;
+    std::vector<std::atomic<int64_t>> left_;
 };
 
-// All phases of a unit, where there are enough units or no other thread.
+// All of a unit as one task, where there are enough units or no other thread.
 class AttendWhole : public Team {
    public:
     AttendWhole(const Attention& a, const Variant& v, std::vector<Unit>& units, int threads)
@@ -178,9 +194,11 @@ class AttendWhole : public Team {
 
     void task(int64_t number, float* scratch) override {
         Unit& u = units_[(size_t)number];
-        for (Phase phase : PHASES)
-            for (int64_t part = 0, parts = Attend::tasks(phase, u); part < parts; part++)
-                Attend::run(a_, v_, phase, u, part, scratch);
+        for (Phase phase : {SCORES, WEIGHTS}) {
+            const int64_t tasks = tasks_of(u, phase);
+            for (int64_t n = 0; n < tasks; n++) run_task(v_, u, phase, n, scratch);
+            if (tasks) finish_phase(a_, v_, u, phase, scratch);
+        }
     }
 
    private:
@@ -192,10 +210,10 @@ class AttendWhole : public Team {
 bool attend_units(const Attention& a, const Variant& v, std::vector<Unit>& units, int threads) {
     if (threads <= 1 || (int64_t)units.size() >= 8 * threads)
         return AttendWhole(a, v, units, threads).run();
-    for (Phase phase : PHASES) {
+    for (Phase phase : {SCORES, WEIGHTS}) {
         std::vector<int64_t> starts(1, 0);
-        for (const Unit& u : units) starts.push_back(starts.back() + Attend::tasks(phase, u));
-        if (!Attend(a, v, phase, units, threads, starts).run()) return false;
+        for (const Unit& u : units) starts.push_back(starts.back() + tasks_of(u, phase));
+        if (starts.back() && !Attend(a, v, phase, units, threads, starts).run()) return false;
     }
     return true;
 }
