@@ -41,6 +41,7 @@ bench: $(STAMP)
 	$(PIP_INSTALL) -c constraints.txt -e ".[bench]"
 	$(BIN)/polyscale bench hkt --output benchmarks/results
 	$(BIN)/polyscale bench hsa --output benchmarks/results
+	$(BIN)/polyscale bench levels --output benchmarks/results
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from polyscale.layers.hsa import HSAAttention, HTELayer
 from polyscale.ops.hkt.api import hkt_attention
 from polyscale.ops.hsa import hsa_attention, hsa_energy, hsa_matrix
 from polyscale.ops.implementations import implementations
+from polyscale.ops.levels import LevelSettings, LevelStore, level_attention
 from polyscale.ops.opened import opened_attention
 from polyscale.trees import SignalTree
 
@@ -89,6 +90,8 @@ __all__ = [
     "HTEForClassification",
     "HTELayer",
     "HTEModel",
+    "LevelSettings",
+    "LevelStore",
     "SignalTree",
     "byte_tokenizer",
     "collate_trees",
@@ -98,6 +101,7 @@ __all__ = [
     "hsa_matrix",
     "implementations",
     "inject_hsa",
+    "level_attention",
     "load_injected",
     "load_task",
     "opened_attention",

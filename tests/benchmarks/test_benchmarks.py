@@ -6,7 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import hkt, hsa
+from benchmarks import hkt, hsa, levels
 from benchmarks.hkt_accuracy import (
     GRADIENT_BAR,
     VALUE_BAR,
@@ -78,6 +78,25 @@ def test_every_measurement_of_hsa_gives_a_row():
     assert seen["HSA, blocks"] == 1.0
     decode = hsa.decode_seconds(100, tokens=4, rounds=1)
     assert decode["entries"] < 100
+
+
+def test_level_attention_is_measured_against_both_dense_caches(monkeypatch, tmp_path):
+    monkeypatch.setattr(levels, "LAYERS", 2)
+    rows = [levels.compare(model, 300, rounds=1) for model in levels.SHAPES]
+    assert all(seconds > 0 for row in rows for seconds in row["seconds"].values())
+    assert rows[0]["bytes_held"]["(4, 4), 8bit"] < rows[0]["dense_bytes"]
+    assert rows[0]["bar"] == 256
+    result = {
+        "machine": machine(),
+        "layers": 2,
+        "opened": {"near": 64, "sinks": 16, "heavy": 64},
+        "bars": {str(size): bar for size, bar in levels.BARS.items()},
+        "memory_bar": levels.MEMORY_BAR,
+        "rows": rows,
+    }
+    assert "| 9/3/64 | 300 |" in levels.to_markdown(result)
+    levels.draw(result, tmp_path / "levels.svg")
+    assert (tmp_path / "levels.svg").exists()
 
 
 def test_errors_on_ordinary_and_hard_inputs_are_within_the_bars():
