@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from polyscale.ops.hkt.native.build import availability
 from polyscale.ops.hkt.triton import triton_unavailable
+from polyscale.ops.hsa.native.build import availability as hsa_availability
 
 
 class Implementation(NamedTuple):
@@ -30,4 +31,5 @@ def implementations() -> list[Implementation]:
         Implementation("hkt_attention", "triton", no_triton is None, triton),
         Implementation("hsa_attention", "reference", True, "dense recursion, slow"),
         Implementation("hsa_attention", "torch", True, "all families of a depth at once"),
+        Implementation("hsa_attention", "native", *hsa_availability()),
     ]
