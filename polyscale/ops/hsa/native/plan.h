@@ -43,6 +43,13 @@ struct Unit {
     Kept kept;                // of all chunks
 };
 
+// The nodes of a depth in a piece.
+struct Level {
+    int32_t first;
+    int32_t uniform;  // how many children each of them has; 0 if they differ or there are leaves
+    Kept above;       // vectors that the families of the levels above keep
+};
+
 // Nodes of a piece are numbered level by level, from 0; siblings are neighbours.
 struct Places {
     const int32_t *node, *parent, *first, *count, *leaves, *begin, *row;
@@ -52,7 +59,7 @@ struct Plan {
     const Header* header;
     const Piece* pieces;
     const Unit* units;
-    const int32_t* level;       // first node of each level of a piece, and the end of the last
+    const Level* levels;        // of each piece, and one where the last ends
     Places places;              // `row` of a top's leaf is the slot of a chunk root
     const int32_t* leaf_order;  // leaves of a chunk from left to right
     const int32_t* outside;
@@ -67,8 +74,8 @@ static inline Plan read_plan(const int32_t* data) {
     data += h.pieces * (int64_t)(sizeof(Piece) / 4);
     p.units = (const Unit*)data;
     data += h.units * (int64_t)(sizeof(Unit) / 4);
-    p.level = data;
-    data += h.levels;
+    p.levels = (const Level*)data;
+    data += h.levels * (int64_t)(sizeof(Level) / 4);
     const int32_t** arrays[] = {&p.places.node,   &p.places.parent, &p.places.first, &p.places.count,
                                 &p.places.leaves, &p.places.begin,  &p.places.row};
     for (const int32_t** array : arrays) {

@@ -39,16 +39,10 @@ static void family_logits(const Context& c, const View& v, const Nodes& n, const
                    own = load_integers(g.own);
     family_products<true>(g, n.query, n.key, c.s.width, low, high, my.turned, x);
     // What a lane's own column holds: the product for a leaf that sees itself, else its inside.
-    alignas(64) float at_own[WIDTH];
-    alignas(64) int32_t keeps_product[WIDTH];
-    for (int64_t l = 0; l < WIDTH; l++) {
-        const int64_t node = g.first[l] + g.own[l];
-        const bool leaf = !v.top && !v.at.count[node];
-        keeps_product[l] = leaf && c.p.include_self ? -1 : 0;
-        at_own[l] = leaf ? -INFINITE : n.inside[node];
-    }
-    const Integers keeps = load_integers(keeps_product);
-    const Vector inside = load(at_own);
+    const Integers leaf =
+        v.top ? Integers{} : (Integers)(load_integers(v.at.count + g.lane0) == Integers{});
+    const Integers keeps = c.p.include_self ? leaf : Integers{};
+    const Vector inside = choose(leaf, splat(-INFINITE), load(n.inside + g.lane0));
     const bool places = c.s.places != 0;
     float* position = my.others;
     for (int64_t tile = low; tile < high; tile += STORED) {
@@ -119,29 +113,22 @@ INLINE int64_t tile_of(const Group& g) { return g.stored() ? g.columns : TILE; }
 // Adds the leaf-weighted mean of a group's log-sums to the parents' insides.
 INLINE void add_insides(const Group& g, Vector sums, Nodes* n) {
     alignas(64) float sum[WIDTH];
-    store(sum, sums);
-    for (int64_t l = 0; l < g.lanes; l++) {
-        // A child without leaves may see nothing: 0 times minus infinity has to be 0 here.
-        const float share = share_of(*n, g.lane0 + l, g.above[l]);
-        if (share > 0.0f) n->inside[g.above[l]] += share * sum[l];
-    }
+    // A child without leaves may see nothing: 0 times minus infinity has to be 0 here.
+    const Vector share = load(n->share + g.lane0);
+    store(sum, choose((Integers)(share > Vector{}), share * sums, Vector{}));
+    for (int64_t l = 0; l < g.lanes; l++) n->inside[g.above[l]] += sum[l];
 }
 
 INLINE void start_insides(const View& v, int64_t level, Nodes* n) {
-    for (int64_t i = v.level[level]; i < v.level[level + 1]; i++)
+    for (int64_t i = v.begin(level); i < v.end(level); i++)
         if (v.at.count[i]) n->inside[i] = n->leaves[i] > 0.0f ? 0.0f : -INFINITE;
 }
 
 static void blocks_up(const Context& c, const View& v, Nodes* n, const BlocksScratch& my,
                       float* kept) {
-    float* next = kept + v.kept * WIDTH;
     for (int64_t l = v.levels - 2; l >= 0; l--) {
         start_insides(v, l, n);
-        // Weights stand level by level from the top down, as the way down reads them.
-        int64_t vectors = 0;
-        for_groups(v, l, [&](const Group& g) { vectors += g.kept(); });
-        next -= vectors * WIDTH;
-        float* to = next;
+        float* to = kept + v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
             to += g.kept() * WIDTH;
@@ -171,32 +158,82 @@ static void write_output(const Context& c, int64_t row, const float* from) {
         write_row(c.p, from, c.p.value_width, to);
 }
 
+// A lane's row and mass once what its family gives it is known: written for a leaf.
+INLINE void finish_lane(const Context& c, const View& v, Nodes* n, const Group& g, int64_t lane,
+                        float own, const float* row) {
+    const int64_t node = g.lane0 + lane;
+    if (!v.top && !v.at.count[node])
+        write_output(c, v.at.row[node], row);
+    else
+        n->mass[node] = own;
+}
+
+template <int C>
+INLINE void small_columns(const Group& g, int64_t lane, const float* weights, Vector mass,
+                          const float* values, const float* outer, int64_t width, float* to) {
+    const float* row = values + g.first[lane] * width;
+    Vector sum[C];
+    UNROLL for (int i = 0; i < C; i++) sum[i] = load(outer + i * WIDTH);
+#pragma GCC unroll 1
+    for (int64_t k = 0; k < g.sizes[lane]; k++) {
+        const Vector weight = mass * splat(weights[k * WIDTH + lane]);
+        UNROLL for (int i = 0; i < C; i++)
+            sum[i] = weight * load(row + k * width + i * WIDTH) + sum[i];
+    }
+    UNROLL for (int i = 0; i < C; i++) store(to + i * WIDTH, sum[i]);
+}
+
+static void small_down(const Context& c, const View& v, Nodes* n, const Group& g, float* weights,
+                       const BlocksScratch& my) {
+    const int64_t width = c.s.value_width;
+    for (int64_t lane = 0; lane < g.lanes; lane++) {
+        const int64_t node = g.lane0 + lane, above = g.above[lane];
+        const float mass = n->mass[above];
+        const float own = mass * take_own(v, g, lane, 0, g.columns, weights);
+        const bool leaf = !v.top && !v.at.count[node];
+        const float* outer = n->outer + above * width;
+        float* to = leaf ? my.rows : n->outer + node * width;
+        int64_t d = 0;
+        for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
+            small_columns<4>(g, lane, weights, splat(mass), n->value + d, outer + d, width, to + d);
+        for (; d < width; d += WIDTH)
+            small_columns<1>(g, lane, weights, splat(mass), n->value + d, outer + d, width, to + d);
+        finish_lane(c, v, n, g, lane, own, to);
+    }
+}
+
+static void large_down(const Context& c, const View& v, Nodes* n, const Group& g, float* kept,
+                       const BlocksScratch& my) {
+    const int64_t width = c.s.value_width;
+    float own[WIDTH] = {};
+    for (int64_t low = 0; low < g.columns; low += tile_of(g)) {
+        const int64_t high = least(low + tile_of(g), g.columns);
+        float* weights = weights_again(c, v, *n, g, low, high, my, kept);
+        for (int64_t lane = 0; lane < g.lanes; lane++)
+            own[lane] += take_own(v, g, lane, low, high, weights);
+        mix_rows(g, weights, n->value, width, low, high, my.rows);
+    }
+    for (int64_t lane = 0; lane < g.lanes; lane++) {
+        const int64_t node = g.lane0 + lane, above = g.above[lane];
+        const float mass = n->mass[above];
+        const float *outer = n->outer + above * width, *mixed = my.rows + lane * width;
+        const bool leaf = !v.top && !v.at.count[node];
+        float* to = leaf ? my.rows + lane * width : n->outer + node * width;
+        for (int64_t d = 0; d < width; d += WIDTH)
+            store(to + d, splat(mass) * load(mixed + d) + load(outer + d));
+        finish_lane(c, v, n, g, lane, mass * own[lane], to);
+    }
+}
+
 static void blocks_down(const Context& c, const View& v, Nodes* n, const BlocksScratch& my,
                         float* kept) {
     const int64_t width = c.s.value_width;
     for (int64_t l = 0; l + 1 < v.levels; l++) {
         for_groups(v, l, [&](const Group& g) {
-            float own[WIDTH] = {};
-            for (int64_t lane = 0; lane < g.lanes; lane++) clear_row(my.rows + lane * width, width);
-            for (int64_t low = 0; low < g.columns; low += tile_of(g)) {
-                const int64_t high = least(low + tile_of(g), g.columns);
-                float* weights = weights_again(c, v, *n, g, low, high, my, kept);
-                for (int64_t lane = 0; lane < g.lanes; lane++)
-                    own[lane] += take_own(v, g, lane, low, high, weights);
-                add_mixed(g, weights, n->value, width, low, high, my.rows);
-            }
-            for (int64_t lane = 0; lane < g.lanes; lane++) {
-                const int64_t node = g.lane0 + lane, above = g.above[lane];
-                const float mass = n->mass[above];
-                const Vector share = splat(mass);
-                const bool leaf = !v.top && !v.at.count[node];
-                const float *outer = n->outer + above * width, *mixed = my.rows + lane * width;
-                float* to = leaf ? my.rows + lane * width : n->outer + node * width;
-                for (int64_t d = 0; d < width; d += WIDTH)
-                    store(to + d, share * load(mixed + d) + load(outer + d));
-                if (leaf) write_output(c, v.at.row[node], to);
-                n->mass[node] = mass * own[lane];
-            }
+            if (g.packed())
+                small_down(c, v, n, g, kept, my);
+            else
+                large_down(c, v, n, g, kept, my);
             kept += g.kept() * WIDTH;
         });
     }

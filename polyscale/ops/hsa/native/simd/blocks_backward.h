@@ -45,15 +45,11 @@ static Vector group_worth(const Context& c, const View& v, const Nodes& n, const
 
 static void worth_up(const Context& c, const View& v, Nodes* n, const BlocksScratch& my,
                      float* kept) {
-    float* next = kept + 2 * v.kept * WIDTH;
     for (int64_t l = v.levels - 2; l >= 0; l--) {
         start_insides(v, l, n);
-        for (int64_t i = v.level[l]; i < v.level[l + 1]; i++)
+        for (int64_t i = v.begin(l); i < v.end(l); i++)
             if (v.at.count[i]) n->grad_mass[i] = 0.0f;
-        int64_t vectors = 0;
-        for_groups(v, l, [&](const Group& g) { vectors += 2 * g.kept(); });
-        next -= vectors * WIDTH;
-        float* to = next;
+        float* to = kept + 2 * v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
             add_masses(g, group_worth(c, v, *n, g, my, to), n);
@@ -74,7 +70,7 @@ struct LaneMass {
         for (int64_t l = 0; l < g.lanes; l++) {
             const int64_t above = g.above[l];
             m[l] = n.mass[above];
-            const float share = share_of(n, g.lane0 + l, above);
+            const float share = n.share[g.lane0 + l];
             e[l] = share > 0.0f ? share * n.grad_inside[above] : 0.0f;
         }
         mass = load(m);
@@ -100,15 +96,15 @@ static void add_gradients(const Context& c, const View& v, Nodes* n, const Group
         n->grad_inside[node] = *gradient;
         *weight = *gradient = 0.0f;
     }
-    add_mixed(g, worth, n->key, width, low, high, n->to_query + g.lane0 * width);
-    add_turned(g, worth, n->query, width, low, high, n->to_key);
-    add_turned(g, weights, n->grad, value_width, low, high, n->to_value);
+    mix_rows(g, worth, n->key, width, low, high, n->to_query + g.lane0 * width);
+    mix_turned(g, worth, n->query, width, low, high, n->to_key);
+    mix_turned(g, weights, n->grad, value_width, low, high, n->to_value);
     if (!c.s.places) return;
     for (int64_t l = 0; l < g.lanes; l++)
         if (g.own[l] >= low && g.own[l] < high) worth[(g.own[l] - low) * WIDTH + l] = 0.0f;
-    add_mixed(g, worth, n->place_key, c.s.places, low, high,
-              n->to_place_query + g.lane0 * c.s.places);
-    add_turned(g, worth, n->place_query, c.s.places, low, high, n->to_place_key);
+    mix_rows(g, worth, n->place_key, c.s.places, low, high,
+             n->to_place_query + g.lane0 * c.s.places);
+    mix_turned(g, worth, n->place_query, c.s.places, low, high, n->to_place_key);
 }
 
 static void write_gradients(const Context& c, int64_t row, const float* query, const float* key,
@@ -140,15 +136,7 @@ static void worth_down(const Context& c, const View& v, Nodes* n, const BlocksSc
                        float* kept) {
     const int64_t width = c.s.width, value_width = c.s.value_width;
     for (int64_t l = 0; l + 1 < v.levels; l++) {
-        const int64_t low_node = v.level[l + 1], high_node = v.level[l + 2];
-        const size_t count = (size_t)(high_node - low_node) * sizeof(float);
-        memset(n->to_query + low_node * width, 0, count * (size_t)width);
-        memset(n->to_key + low_node * width, 0, count * (size_t)width);
-        memset(n->to_value + low_node * value_width, 0, count * (size_t)value_width);
-        if (c.s.places) {
-            memset(n->to_place_query + low_node * c.s.places, 0, count * (size_t)c.s.places);
-            memset(n->to_place_key + low_node * c.s.places, 0, count * (size_t)c.s.places);
-        }
+        const int64_t low_node = v.begin(l + 1), high_node = v.end(l + 1);
         for_groups(v, l, [&](const Group& g) {
             const LaneMass lane(*n, g);
             for (int64_t low = 0; low < g.columns; low += tile_of(g)) {

@@ -2,11 +2,11 @@
 // each of its ancestors and for itself, the siblings. Lanes are leaves, from left to right; columns
 // are the nodes they see.
 
-// A family that some lanes are under. Where these are few, each lane has columns of its own, which
-// it shares with other families of other lanes.
+// A family that many lanes are under. Where they are few, each lane has columns of its own, which
+// it shares with other families of other lanes: narrow ones.
 struct Sight {
     int32_t first, count, low, high, column;  // children; lanes; where its columns begin
-    bool narrow, top;
+    bool top;
     int32_t own[WIDTH];    // which child a lane is under
     int32_t alone[WIDTH];  // -1 if that child is the lane's leaf
 };
@@ -17,6 +17,7 @@ struct ColumnsScratch {
     float *weights, *worth, *others;  // [columns][lane]
     int32_t *at, *above;              // narrow columns: which node each lane sees, and from which
     float* bias;
+    const float **keys, **values;     // rows of the nodes seen in each wide column
 
     void reserve(const Shape& s, const Header& h, Scratch* memory) {
         const int64_t columns = 2 * h.chunk_nodes + h.top_nodes + WIDTH;
@@ -32,6 +33,8 @@ struct ColumnsScratch {
         at = (int32_t*)memory->take(h.chunk_nodes * WIDTH + WIDTH);
         above = (int32_t*)memory->take(h.chunk_nodes * WIDTH + WIDTH);
         bias = memory->take(h.chunk_nodes * WIDTH + WIDTH);
+        keys = (const float**)memory->take(2 * columns);
+        values = (const float**)memory->take(2 * columns);
         if (!(s.mode & 1)) return;
         grad = memory->take(s.value_width * WIDTH);
         turned_grad = memory->take(s.value_width * WIDTH);
@@ -95,25 +98,62 @@ struct Columns {
             int64_t child = g->node[l];
             int64_t parent = v.at.parent[child];
             for (; parent >= 0 && (l == 0 || v.at.begin[parent] >= g->first + l);
-                 child = parent, parent = v.at.parent[parent])
-                see(g, l, child, parent, used);
+                 child = parent, parent = v.at.parent[parent]) {
+                const int64_t end = v.at.begin[parent] + v.at.leaves[parent] - g->first;
+                const int64_t high = least(g->lanes, end);
+                if (high - l < most(2, WIDTH / 2))
+                    see_narrow(g, l, high, child, parent, used);
+                else
+                    see_wide(g, l, high, child, parent);
+            }
             // A tree of one leaf sees itself.
             if (v.parent < 0 && v.at.parent[g->node[l]] < 0) {
-                Sight* s = start(g, g->node[l], 1, l, l + 1, false);
-                s->own[l] = 0;
-                s->alone[l] = -1;
-                finish(s, used);
+                widen(g, 1);
+                if (c.p.include_self) my.bias[l] = n.log_leaves[g->node[l]];
             }
         }
-        for (int64_t l = 0; l < g->lanes; l++) g->narrow = most(g->narrow, used[l]);
-        fill_narrow(*g);
         g->columns = g->narrow;
         if (above) see_top(g);
         for (int64_t i = 0; i < g->sights; i++) {
             Sight& s = my.sights[i];
-            if (s.narrow) continue;
             s.column = (int32_t)g->columns;
+            const Nodes& from = nodes(s);
+            for (int64_t k = 0; k < s.count; k++) {
+                my.keys[s.column + k] = from.key + (s.first + k) * c.s.width;
+                my.values[s.column + k] = from.value + (s.first + k) * c.s.value_width;
+            }
             g->columns += s.count;
+        }
+    }
+
+    // More narrow columns, in which no lane sees anything as yet.
+    void widen(Leaves* g, int64_t columns) const {
+        for (; g->narrow < columns; g->narrow++) {
+            const int64_t to = g->narrow * WIDTH;
+            for (int64_t l = 0; l < WIDTH; l++)
+                my.at[to + l] = my.above[to + l] = (int32_t)g->node[l];
+            store(my.bias + to, splat(-INFINITE));
+        }
+    }
+
+    void see_narrow(Leaves* g, int64_t low, int64_t high, int64_t child, int64_t parent,
+                    int32_t* used) const {
+        const int64_t first = v.at.first[parent], count = v.at.count[parent];
+        int32_t column = 0;
+        for (int64_t l = low; l < high; l++) column = (int32_t)most(column, used[l]);
+        widen(g, column + count);
+        for (int64_t l = low, own = child - first; l < high; l++) {
+            while (own + 1 < count && v.at.begin[first + own + 1] <= g->first + l) own++;
+            const bool self = !v.at.count[first + own] && c.p.include_self;
+            const int64_t seen = c.p.causal ? own + 1 : count;
+            for (int64_t k = 0; k < seen; k++) {
+                if (k == own && !self) continue;
+                const int64_t to = (column + k) * WIDTH + l;
+                my.at[to] = (int32_t)(first + k);
+                my.above[to] = (int32_t)(first + own);
+                my.bias[to] = n.log_leaves[first + k];
+            }
+            used[l] = column + (int32_t)count;
         }
     }
 
@@ -125,31 +165,25 @@ struct Columns {
         s->low = (int32_t)low;
         s->high = (int32_t)high;
         s->top = of_top;
-        s->column = 0;
         memset(s->own, 0, sizeof s->own);
         memset(s->alone, 0, sizeof s->alone);
         return s;
     }
 
-    void see(Leaves* g, int64_t lane, int64_t child, int64_t parent, int32_t* used) const {
-        const int64_t first = v.at.first[parent], count = v.at.count[parent];
-        const int64_t end = v.at.begin[parent] + v.at.leaves[parent] - g->first;
-        Sight* s = start(g, first, count, lane, least(g->lanes, end), false);
-        for (int64_t l = s->low, k = child - first; l < s->high; l++) {
-            while (k + 1 < count && v.at.begin[first + k + 1] <= g->first + l) k++;
-            s->own[l] = (int32_t)k;
-            s->alone[l] = v.at.count[first + k] ? 0 : -1;
-        }
-        finish(s, used);
+    // Leaves out what no lane sees.
+    void finish(Sight* s) const {
+        if (c.p.causal) s->count = (int32_t)least(s->count, s->own[s->high - 1] + 1);
     }
 
-    // Leaves out what no lane sees, and finds a narrow family its columns.
-    void finish(Sight* s, int32_t* used) const {
-        s->narrow = !s->top && s->high - s->low < most(2, WIDTH / 2);
-        if (c.p.causal) s->count = (int32_t)least(s->count, s->own[s->high - 1] + 1);
-        if (!s->narrow) return;
-        for (int64_t l = s->low; l < s->high; l++) s->column = (int32_t)most(s->column, used[l]);
-        for (int64_t l = s->low; l < s->high; l++) used[l] = s->column + s->count;
+    void see_wide(Leaves* g, int64_t low, int64_t high, int64_t child, int64_t parent) const {
+        const int64_t first = v.at.first[parent], count = v.at.count[parent];
+        Sight* s = start(g, first, count, low, high, false);
+        for (int64_t l = low, own = child - first; l < high; l++) {
+            while (own + 1 < count && v.at.begin[first + own + 1] <= g->first + l) own++;
+            s->own[l] = (int32_t)own;
+            s->alone[l] = v.at.count[first + own] ? 0 : -1;
+        }
+        finish(s);
     }
 
     void see_top(Leaves* g) const {
@@ -160,37 +194,13 @@ struct Columns {
             s->own[l] = (int32_t)(v.own + root);
             s->alone[l] = v.at.count[root] ? 0 : -1;
         }
-        finish(s, nullptr);
+        finish(s);
         for (int64_t child = parent; above->at.parent[child] >= 0; child = parent) {
             parent = above->at.parent[child];
             const int64_t first = above->at.first[parent];
             s = start(g, first, above->at.count[parent], 0, g->lanes, true);
             for (int64_t l = 0; l < g->lanes; l++) s->own[l] = (int32_t)(child - first);
-            finish(s, nullptr);
-        }
-    }
-
-    bool sees(const Sight& s, int64_t lane, int64_t column) const {
-        if (column == s.own[lane]) return s.alone[lane] && c.p.include_self;
-        return !c.p.causal || column < s.own[lane];
-    }
-
-    void fill_narrow(const Leaves& g) const {
-        for (int64_t i = 0; i < g.narrow * WIDTH; i++) {
-            my.at[i] = my.above[i] = (int32_t)g.node[i % WIDTH];
-            my.bias[i] = -INFINITE;
-        }
-        for (int64_t i = 0; i < g.sights; i++) {
-            const Sight& s = my.sights[i];
-            if (!s.narrow) continue;
-            for (int64_t l = s.low; l < s.high; l++)
-                for (int64_t k = 0; k < s.count; k++) {
-                    if (!sees(s, l, k)) continue;
-                    const int64_t to = (s.column + k) * WIDTH + l;
-                    my.at[to] = s.first + (int32_t)k;
-                    my.above[to] = s.first + s.own[l];
-                    my.bias[to] = n.log_leaves[s.first + k];
-                }
+            finish(s);
         }
     }
 
@@ -204,6 +214,24 @@ struct Columns {
             for (int64_t l = 0; l < WIDTH; l++) other[l] = seen + my.at[k * WIDTH + l] * width;
             store(x + k * WIDTH, lane_products(lanes, other, width));
         }
+    }
+
+    // x[c][lane] = the product of the lane's row and the row seen in the wide column c.
+    void wide_products(const Leaves& g, const float* const* rows, const float* turned,
+                       int64_t width, float* x) const {
+        int64_t k = g.narrow;
+        for (; k + 8 <= g.columns; k += 8) wide_tile<8>(rows + k, turned, width, x + k * WIDTH);
+        for (; k + 2 <= g.columns; k += 2) wide_tile<2>(rows + k, turned, width, x + k * WIDTH);
+        for (; k < g.columns; k++) wide_tile<1>(rows + k, turned, width, x + k * WIDTH);
+    }
+
+    template <int R>
+    static INLINE_MEMBER void wide_tile(const float* const* rows, const float* turned,
+                                        int64_t width, float* x) {
+        Vector sum[R][1];
+        UNROLL for (int r = 0; r < R; r++) sum[r][0] = Vector{};
+        multiply<R, 1, false>(sum, width, rows, 0, turned, WIDTH);
+        UNROLL for (int r = 0; r < R; r++) store(x + r * WIDTH, sum[r][0]);
     }
 
     // Position terms of narrow columns; a leaf has none with itself.
@@ -241,10 +269,7 @@ struct Columns {
 
     void wide_logits(const Sight& s) const {
         const Nodes& at = nodes(s);
-        const int64_t width = c.s.width;
         float* x = my.weights + s.column * WIDTH;
-        multiply_rows<false, true>(s.count, width, at.key + s.first * width, width,
-                                   my.turned_query, WIDTH, x, WIDTH, WIDTH);
         if (c.s.places) {
             lane_places(s);
             multiply_rows<false, true>(s.count, c.s.places, at.place_key + s.first * c.s.places,
@@ -283,8 +308,8 @@ struct Columns {
             }
             if (c.s.places) add_narrow_places(g);
         }
-        for (int64_t i = 0; i < g.sights; i++)
-            if (!my.sights[i].narrow) wide_logits(my.sights[i]);
+        wide_products(g, my.keys, my.turned_query, c.s.width, my.weights);
+        for (int64_t i = 0; i < g.sights; i++) wide_logits(my.sights[i]);
         return normalise(my.weights, g.columns);
     }
 
@@ -294,35 +319,51 @@ struct Columns {
         transpose(lanes, width, to);
     }
 
-    // to[lane] += sum over columns of x[column][lane] times the row of the node seen there.
-    template <int C>
-    INLINE_MEMBER void mix_lane(const Leaves& g, int64_t lane, const float* x, const float* rows,
-                                int64_t width, float* to) const {
-        Vector sum[C];
-        UNROLL for (int i = 0; i < C; i++) sum[i] = load(to + i * WIDTH);
-        for (int64_t k = 0; k < g.narrow; k++) {
-            const float* row = rows + my.at[k * WIDTH + lane] * width;
-            const Vector weight = splat(x[k * WIDTH + lane]);
-            UNROLL for (int i = 0; i < C; i++) sum[i] = weight * load(row + i * WIDTH) + sum[i];
+    // Lanes lane to lane + R: the sum over columns of x[column][lane] times the row seen there.
+    template <int R, int C>
+    INLINE_MEMBER void mix_tile(const Leaves& g, int64_t lane, const float* x, const float* narrow,
+                                const float* const* wide, int64_t d, int64_t width,
+                                float* to) const {
+        Vector sum[R][C];
+        UNROLL for (int r = 0; r < R; r++) {
+            UNROLL for (int i = 0; i < C; i++) sum[r][i] = Vector{};
         }
-        UNROLL for (int i = 0; i < C; i++) store(to + i * WIDTH, sum[i]);
+#pragma GCC unroll 1
+        for (int64_t k = 0; k < g.narrow; k++) {
+            const float* weight = x + k * WIDTH + lane;
+            const int32_t* at = my.at + k * WIDTH + lane;
+            UNROLL for (int r = 0; r < R; r++) {
+                const float* row = narrow + at[r] * width + d;
+                UNROLL for (int i = 0; i < C; i++)
+                    sum[r][i] = splat(weight[r]) * load(row + i * WIDTH) + sum[r][i];
+            }
+        }
+#pragma GCC unroll 1
+        for (int64_t k = g.narrow; k < g.columns; k++) {
+            const float *row = wide[k] + d, *weight = x + k * WIDTH + lane;
+            Vector right[C];
+            UNROLL for (int i = 0; i < C; i++) right[i] = load(row + i * WIDTH);
+            UNROLL for (int r = 0; r < R; r++) {
+                UNROLL for (int i = 0; i < C; i++)
+                    sum[r][i] = splat(weight[r]) * right[i] + sum[r][i];
+            }
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            UNROLL for (int i = 0; i < C; i++)
+                store(to + (lane + r) * width + d + i * WIDTH, sum[r][i]);
+        }
     }
 
-    void mix(const Leaves& g, const float* x, float* Nodes::*rows, int64_t width, float* to) const {
-        if (g.narrow)
-            for (int64_t l = 0; l < g.lanes; l++) {
-                int64_t d = 0;
-                for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
-                    mix_lane<4>(g, l, x, n.*rows + d, width, to + l * width + d);
-                for (; d < width; d += WIDTH)
-                    mix_lane<1>(g, l, x, n.*rows + d, width, to + l * width + d);
-            }
-        for (int64_t i = 0; i < g.sights; i++) {
-            const Sight& s = my.sights[i];
-            if (s.narrow) continue;
-            multiply_rows<true, false>(g.lanes, s.count, x + s.column * WIDTH, WIDTH,
-                                       nodes(s).*rows + s.first * width, width, to, width, width);
-        }
+    // Rows of all lanes: the sum over columns of x[column][lane] times the row of the node seen.
+    void mix(const Leaves& g, const float* x, const float* narrow, const float* const* wide,
+             int64_t width, float* to) const {
+        int64_t d = 0;
+        for (; d + WIDE_TILE * WIDTH <= width; d += WIDE_TILE * WIDTH)
+            for (int64_t l = 0; l < g.lanes; l += 4)
+                mix_tile<4, WIDE_TILE>(g, l, x, narrow, wide, d, width, to);
+        for (; d < width; d += WIDTH)
+            for (int64_t l = 0; l < g.lanes; l += 4)
+                mix_tile<4, 1>(g, l, x, narrow, wide, d, width, to);
     }
 };
 
@@ -362,8 +403,7 @@ static void attend_chunk(const Context& c, const View& v, const View* above, con
         const Leaves g = columns.leaves_from(first);
         alignas(64) float sum[WIDTH];
         store(sum, columns.attend(g));
-        memset(my.output, 0, (size_t)(g.lanes * width) * sizeof(float));
-        columns.mix(g, my.weights, &Nodes::value, width, my.output);
+        columns.mix(g, my.weights, n.value, my.values, width, my.output);
         for (int64_t l = 0; l < g.lanes; l++) {
             write_output(c, g.row[l], my.output + l * width);
             sums[g.row[l]] = c.is_ignored(g.row[l]) ? -INFINITE : sum[l];

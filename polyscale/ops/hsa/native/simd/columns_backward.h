@@ -18,7 +18,6 @@ struct ColumnGradients {
             }
         for (int64_t i = 0; i < g.sights; i++) {
             const Sight& s = my.sights[i];
-            if (s.narrow) continue;
             multiply_rows<false, false>(s.count, g.lanes, x + s.column * WIDTH, WIDTH, from, width,
                                         target(s, rows) + s.first * width, width, width);
         }
@@ -30,13 +29,7 @@ struct ColumnGradients {
         const int64_t width = at.c.s.value_width;
         at.turn(my.grad, width, my.turned_grad);
         if (g.narrow) at.narrow_products(g, my.grad, at.n.value, width, my.worth);
-        for (int64_t i = 0; i < g.sights; i++) {
-            const Sight& s = my.sights[i];
-            if (s.narrow) continue;
-            multiply_rows<false, true>(s.count, width, at.nodes(s).value + s.first * width, width,
-                                       my.turned_grad, WIDTH, my.worth + s.column * WIDTH, WIDTH,
-                                       WIDTH);
-        }
+        at.wide_products(g, my.values, my.turned_grad, width, my.worth);
     }
 
     // The gradients of the logits, in place of what the weights are worth.
@@ -73,7 +66,6 @@ struct ColumnGradients {
         }
         for (int64_t i = 0; i < g.sights; i++) {
             const Sight& s = my.sights[i];
-            if (s.narrow) continue;
             const Nodes& from = at.nodes(s);
             float* x = my.worth + s.column * WIDTH;
             for (int64_t l = s.low; l < s.high; l++)
@@ -108,8 +100,7 @@ struct ColumnGradients {
         }
         find_worth(g);
         find_scores(g);
-        memset(my.output, 0, (size_t)(g.lanes * c.s.width) * sizeof(float));
-        at.mix(g, my.worth, &Nodes::key, c.s.width, my.output);
+        at.mix(g, my.worth, at.n.key, my.keys, c.s.width, my.output);
         for (int64_t l = 0; l < g.lanes; l++)
             put_floats(my.output + l * c.s.width,
                        c.is_ignored(g.row[l]) ? 0.0f : (float)c.p.scale, c.p.width,

@@ -25,12 +25,55 @@ struct Group {
     }
 };
 
+INLINE Integers load_integers(const int32_t* from) {
+    Integers x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+INLINE void store_integers(int32_t* to, Integers x) { memcpy(to, &x, sizeof x); }
+
+// Families of one size, as many as go in a vector at a time.
+template <class Visit>
+INLINE void for_equal_groups(const View& v, int64_t level, int64_t size, Visit visit) {
+    const int64_t parents = v.end(level) - v.begin(level), each = WIDTH / size;
+    int32_t lane_family[WIDTH], lane_own[WIDTH];
+    for (int32_t l = 0; l < WIDTH; l++) {
+        const int32_t family = l < each * size ? l / (int32_t)size : 0;
+        lane_family[l] = family;
+        lane_own[l] = l < each * size ? l % (int32_t)size : 0;
+    }
+    const Integers family = load_integers(lane_family), own = load_integers(lane_own);
+    const Integers first = family * (int32_t)size, lane = lane_numbers();
+    Group g;
+    g.family = -1;
+    g.size = 0;
+    g.columns = size;
+    for (int64_t done = 0; done < parents; done += each) {
+        g.parents = least(each, parents - done);
+        g.parent = v.begin(level) + done;
+        g.lanes = g.parents * size;
+        g.lane0 = v.at.first[g.parent];
+        const Integers real = lane < (int32_t)g.lanes;
+        store_integers(g.first, (first & real) + (int32_t)g.lane0);
+        store_integers(g.sizes, Integers{} + (int32_t)size);
+        store_integers(g.own, own & real);
+        store_integers(g.above, (family & real) + (int32_t)g.parent);
+        visit(g);
+    }
+}
+
 // The groups of the families whose parents are at a level, from left to right.
 template <class Visit>
 INLINE void for_groups(const View& v, int64_t level, Visit visit) {
+    const int64_t uniform = v.level[level].uniform;
+    if (uniform && uniform <= most_packed(WIDTH)) {
+        for_equal_groups(v, level, uniform, visit);
+        return;
+    }
     Group g;
-    g.lanes = 0;
-    const int64_t end = v.level[level + 1];
+    g.lanes = g.columns = g.parent = 0;
+    const int64_t end = v.end(level);
     const auto flush = [&](int64_t parent) {
         if (!g.lanes) return;
         g.family = -1;
@@ -40,7 +83,7 @@ INLINE void for_groups(const View& v, int64_t level, Visit visit) {
         visit(g);
         g.lanes = 0;
     };
-    for (int64_t i = v.level[level]; i < end; i++) {
+    for (int64_t i = v.begin(level); i < end; i++) {
         const int64_t count = v.at.count[i], first = v.at.first[i];
         if (!count) continue;
         if (count > most_packed(WIDTH)) {
@@ -70,12 +113,6 @@ INLINE void for_groups(const View& v, int64_t level, Visit visit) {
         g.columns = most(g.columns, count);
     }
     flush(end);
-}
-
-INLINE Integers load_integers(const int32_t* from) {
-    Integers x;
-    memcpy(&x, from, sizeof x);
-    return x;
 }
 
 INLINE Integers least_of(Integers a, Integers b) { return (a & (a < b)) | (b & ~(a < b)); }
@@ -111,29 +148,56 @@ static void family_products(const Group& g, const float* a, const float* b, int6
     }
 }
 
-// to[lane] += sum_c x[c - low][lane] rows[c], for the lanes of a group.
-static void add_mixed(const Group& g, const float* x, const float* rows, int64_t width, int64_t low,
-                      int64_t high, float* to) {
-    if (!g.packed()) {
-        multiply_rows<true, false>(g.lanes, high - low, x, WIDTH, rows + (g.family + low) * width,
-                                   width, to, width, width);
-        return;
+// Rows of small families, one for each lane: the sum over its family of `rows` times x[k][lane], or
+// if TURNED times x[own][lane of k].
+template <bool TURNED, int C>
+INLINE void mix_columns(const Group& g, const float* x, const float* rows, int64_t width,
+                        float* to) {
+    for (int64_t l = 0; l < g.lanes; l++) {
+        const int64_t own = g.own[l], step = TURNED ? 1 : WIDTH;
+        const float* weight = TURNED ? x + own * WIDTH + l - own : x + l;
+        const float* row = rows + g.first[l] * width;
+        Vector sum[C];
+        UNROLL for (int c = 0; c < C; c++) sum[c] = Vector{};
+#pragma GCC unroll 1
+        for (int64_t k = 0; k < g.sizes[l]; k++) {
+            const Vector factor = splat(weight[k * step]);
+            UNROLL for (int c = 0; c < C; c++)
+                sum[c] = factor * load(row + k * width + c * WIDTH) + sum[c];
+        }
+        UNROLL for (int c = 0; c < C; c++) store(to + l * width + c * WIDTH, sum[c]);
     }
-    for (int64_t l = 0; l < g.lanes; l++)
-        multiply_rows<true, false>(1, g.sizes[l], x + l, WIDTH, rows + g.first[l] * width, width,
-                                   to + l * width, width, width);
 }
 
-// rows[c] += sum over lanes of x[c - low][lane] from[lane]: `rows` are those of the families.
-static void add_turned(const Group& g, const float* x, const float* from, int64_t width,
+template <bool TURNED>
+static void mix_small(const Group& g, const float* x, const float* rows, int64_t width, float* to) {
+    int64_t d = 0;
+    for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
+        mix_columns<TURNED, 4>(g, x, rows + d, width, to + d);
+    for (; d < width; d += WIDTH) mix_columns<TURNED, 1>(g, x, rows + d, width, to + d);
+}
+
+// to[lane] = sum_c x[c - low][lane] rows[c], for the lanes of a group; columns of a large family
+// that begin later add to what is there.
+static void mix_rows(const Group& g, const float* x, const float* rows, int64_t width, int64_t low,
+                     int64_t high, float* to) {
+    if (g.packed()) return mix_small<false>(g, x, rows, width, to);
+    const float* from = rows + (g.family + low) * width;
+    if (low == 0)
+        multiply_rows<true, true>(g.lanes, high - low, x, WIDTH, from, width, to, width, width);
+    else
+        multiply_rows<true, false>(g.lanes, high - low, x, WIDTH, from, width, to, width, width);
+}
+
+// rows[c] = sum over lanes of x[c - low][lane] from[lane], where `rows` are those of the families;
+// lanes of a large family that come later add to what is there.
+static void mix_turned(const Group& g, const float* x, const float* from, int64_t width,
                        int64_t low, int64_t high, float* rows) {
-    if (!g.packed()) {
-        multiply_rows<false, false>(high - low, g.lanes, x, WIDTH, from + g.lane0 * width, width,
-                                    rows + (g.family + low) * width, width, width);
-        return;
-    }
-    for (int64_t l = 0; l < g.lanes; l += g.sizes[l])
-        multiply_rows<false, false>(g.sizes[l], g.sizes[l], x + l, WIDTH,
-                                    from + g.first[l] * width, width, rows + g.first[l] * width,
-                                    width, width);
+    if (g.packed()) return mix_small<true>(g, x, from, width, rows + g.lane0 * width);
+    const float* lanes = from + g.lane0 * width;
+    float* to = rows + (g.family + low) * width;
+    if (g.lane0 == g.family)
+        multiply_rows<false, true>(high - low, g.lanes, x, WIDTH, lanes, width, to, width, width);
+    else
+        multiply_rows<false, false>(high - low, g.lanes, x, WIDTH, lanes, width, to, width, width);
 }

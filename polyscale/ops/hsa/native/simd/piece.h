@@ -19,6 +19,7 @@ struct Nodes {
     float *query, *key, *value, *grad;  // means; of the gradient of the output, the sum
     float *place_query, *place_key;     // position embeddings
     float *leaves, *log_leaves;         // how many leaves the mask leaves under the node
+    float* share;                       // of the leaves of its parent
     float *inside;                      // blocks: minus the energy
     float *mass, *outer;                // blocks: what is left for the inside; the output so far
     float *grad_mass, *grad_inside;
@@ -37,6 +38,7 @@ struct Nodes {
         }
         leaves = memory->take(room);
         log_leaves = memory->take(room);
+        share = memory->take(room);
         if (blocks) {
             query = memory->take(room * s.width);
             inside = memory->take(room);
@@ -62,11 +64,16 @@ struct Nodes {
 // A piece of the plan: pointers to its own nodes.
 struct View {
     int64_t nodes, levels, roots, leaves, parent, own, slot;
-    const int32_t* level;
+    const Level* level;
     Places at;
     const int32_t* leaf_order;
-    int64_t kept_before, kept;
+    int64_t kept_before;
     bool top;
+
+    int64_t begin(int64_t l) const { return level[l].first; }
+    int64_t end(int64_t l) const { return level[l + 1].first; }
+    // Vectors of weights that the levels above keep.
+    int64_t kept_above(int64_t l) const { return level[l].above.vectors[VECTOR_SLOT]; }
 };
 
 INLINE View view_of(const Plan& plan, int64_t piece, bool top) {
@@ -79,14 +86,13 @@ INLINE View view_of(const Plan& plan, int64_t piece, bool top) {
     v.parent = from.parent;
     v.own = from.own;
     v.slot = from.slot;
-    v.level = plan.level + from.level;
+    v.level = plan.levels + from.level;
     v.at = {plan.places.node + from.place,   plan.places.parent + from.place,
             plan.places.first + from.place,  plan.places.count + from.place,
             plan.places.leaves + from.place, plan.places.begin + from.place,
             plan.places.row + from.place};
     v.leaf_order = plan.leaf_order + from.leaf;
     v.kept_before = from.before.vectors[VECTOR_SLOT];
-    v.kept = from.kept.vectors[VECTOR_SLOT];
     v.top = top;
     return v;
 }
@@ -168,6 +174,13 @@ static void count_leaves(const Context& c, const View& v, const Nodes& roots, No
         }
     }
     for (int64_t i = v.nodes; i < v.nodes + WIDTH; i++) n->leaves[i] = 1.0f;
+    for (int64_t i = 0; i < v.roots; i++) n->share[i] = 1.0f;
+    for (int64_t i = 0; i < v.nodes; i++) {
+        const int64_t first = v.at.first[i], count = v.at.count[i];
+        if (!count) continue;
+        const float part = n->leaves[i] > 0.0f ? 1.0f / n->leaves[i] : 0.0f;
+        for (int64_t k = 0; k < count; k++) n->share[first + k] = part * n->leaves[first + k];
+    }
     for (int64_t i = 0; i < v.nodes; i += WIDTH) {
         const Vector count = load(n->leaves + i);
         store(n->log_leaves + i,
@@ -175,18 +188,14 @@ static void count_leaves(const Context& c, const View& v, const Nodes& roots, No
     }
 }
 
-INLINE float share_of(const Nodes& n, int64_t child, int64_t parent) {
-    return n.leaves[parent] > 0.0f ? n.leaves[child] / n.leaves[parent] : 0.0f;
-}
-
 // Children's rows into their parent's: means, or sums.
 template <bool SUM, int C>
-INLINE void pool_columns(const Nodes& n, int64_t first, int64_t count, int64_t parent,
-                         const float* from, int64_t width, float* to) {
+INLINE void pool_columns(const float* shares, int64_t count, const float* from, int64_t width,
+                         float* to) {
     Vector sum[C];
     UNROLL for (int c = 0; c < C; c++) sum[c] = Vector{};
     for (int64_t k = 0; k < count; k++) {
-        const Vector share = splat(SUM ? 1.0f : share_of(n, first + k, parent));
+        const Vector share = splat(SUM ? 1.0f : shares[k]);
         const float* row = from + k * width;
         UNROLL for (int c = 0; c < C; c++) sum[c] = share * load(row + c * WIDTH) + sum[c];
     }
@@ -195,15 +204,15 @@ INLINE void pool_columns(const Nodes& n, int64_t first, int64_t count, int64_t p
 
 template <bool SUM>
 static void pool_level(const View& v, const Nodes& n, int64_t level, int64_t width, float* rows) {
-    for (int64_t i = v.level[level]; i < v.level[level + 1]; i++) {
+    for (int64_t i = v.begin(level); i < v.end(level); i++) {
         const int64_t first = v.at.first[i], count = v.at.count[i];
         if (!count) continue;
         const float* from = rows + first * width;
         int64_t d = 0;
         for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
-            pool_columns<SUM, 4>(n, first, count, i, from + d, width, rows + i * width + d);
+            pool_columns<SUM, 4>(n.share + first, count, from + d, width, rows + i * width + d);
         for (; d < width; d += WIDTH)
-            pool_columns<SUM, 1>(n, first, count, i, from + d, width, rows + i * width + d);
+            pool_columns<SUM, 1>(n.share + first, count, from + d, width, rows + i * width + d);
     }
 }
 

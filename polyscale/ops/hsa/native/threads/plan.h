@@ -55,7 +55,7 @@ class Planner {
         Piece piece;
         memset(&piece, 0, sizeof piece);
         piece.place = (int32_t)node_.size();
-        piece.level = (int32_t)level_.size();
+        piece.level = (int32_t)levels_.size();
         piece.leaf = (int32_t)leaf_order_.size();
         return piece;
     }
@@ -92,17 +92,41 @@ class Planner {
     void add_levels(Piece* piece, int64_t begin, IsInner is_inner, RowOf row_of) {
         int64_t low = piece->place, high = (int64_t)node_.size();
         piece->roots = (int32_t)(high - low);
-        level_.push_back(0);
-        level_.push_back((int32_t)(high - low));
+        add_level_start(0);
+        add_level_start(high - low);
         piece->levels = 1;
         while (add_level(*piece, low, high, begin, is_inner, row_of)) {
             low = high;
             high = (int64_t)node_.size();
-            level_.push_back((int32_t)(high - piece->place));
+            add_level_start(high - piece->place);
             piece->levels++;
         }
         piece->nodes = (int32_t)(high - piece->place);
-        for (int n = 0; n < WIDTHS; n++) piece->kept.vectors[n] = count_kept(*piece, 4 << n);
+        for (int32_t l = 0; l < piece->levels; l++) {
+            Level& level = levels_[(size_t)(piece->level + l)];
+            level.above = piece->kept;
+            level.uniform = common_size(*piece, l);
+            for (int n = 0; n < WIDTHS; n++)
+                piece->kept.vectors[n] += count_kept(*piece, l, 4 << n);
+        }
+    }
+
+    void add_level_start(int64_t first) {
+        Level level;
+        memset(&level, 0, sizeof level);
+        level.first = (int32_t)first;
+        levels_.push_back(level);
+    }
+
+    int64_t start(const Piece& piece, int32_t level) const {
+        return piece.place + levels_[(size_t)(piece.level + level)].first;
+    }
+
+    int32_t common_size(const Piece& piece, int32_t level) const {
+        const int64_t low = start(piece, level), high = start(piece, level + 1);
+        for (int64_t at = low; at < high; at++)
+            if (count_[(size_t)at] != count_[(size_t)low]) return 0;
+        return count_[(size_t)low];
     }
 
     // Siblings (or roots) from `node` on, as many as go in a chunk; returns the next one.
@@ -165,30 +189,24 @@ class Planner {
         units_.push_back(unit);
     }
 
-    int32_t count_kept(const Piece& piece, int64_t lanes) const {
-        int64_t vectors = 0;
-        for (int32_t l = 0; l + 1 < piece.levels; l++) {
-            int64_t filled = 0, columns = 0;
-            const int64_t low = piece.place + level_[(size_t)(piece.level + l)],
-                          high = piece.place + level_[(size_t)(piece.level + l + 1)];
-            for (int64_t at = low; at < high; at++) {
-                const int64_t size = count_[(size_t)at];
-                if (size > most_packed(lanes)) {
-                    const int64_t groups = (size + lanes - 1) / lanes;
-                    vectors += groups * (size > STORED ? 1 : size) + columns;
-                    filled = columns = 0;
-                    continue;
-                }
-                if (filled + size > lanes) {
-                    vectors += columns;
-                    filled = columns = 0;
-                }
-                filled += size;
-                columns = most(columns, size);
+    int32_t count_kept(const Piece& piece, int32_t level, int64_t lanes) const {
+        int64_t vectors = 0, filled = 0, columns = 0;
+        for (int64_t at = start(piece, level); at < start(piece, level + 1); at++) {
+            const int64_t size = count_[(size_t)at];
+            if (size > most_packed(lanes)) {
+                const int64_t groups = (size + lanes - 1) / lanes;
+                vectors += groups * (size > STORED ? 1 : size) + columns;
+                filled = columns = 0;
+                continue;
             }
-            vectors += columns;
+            if (filled + size > lanes) {
+                vectors += columns;
+                filled = columns = 0;
+            }
+            filled += size;
+            columns = most(columns, size);
         }
-        return (int32_t)vectors;
+        return (int32_t)(vectors + columns);
     }
 
     int64_t write() {
@@ -198,7 +216,7 @@ class Planner {
         header_.pieces = (int32_t)pieces_.size();
         header_.units = (int32_t)units_.size();
         header_.places = (int32_t)node_.size();
-        header_.levels = (int32_t)level_.size();
+        header_.levels = (int32_t)levels_.size();
         header_.leaves = (int32_t)leaf_order_.size();
         header_.outside = (int32_t)outside_.size();
         header_.in_order = 1;
@@ -206,7 +224,8 @@ class Planner {
             if (f_.leaf_row[f_.leaf_order[i]] <= f_.leaf_row[f_.leaf_order[i - 1]])
                 header_.in_order = 0;
         const int64_t size = (int64_t)(sizeof(Header) / 4 + pieces_.size() * (sizeof(Piece) / 4) +
-                                       units_.size() * (sizeof(Unit) / 4) + level_.size() +
+                                       units_.size() * (sizeof(Unit) / 4) +
+                                       levels_.size() * (sizeof(Level) / 4) +
                                        7 * node_.size() + leaf_order_.size() + outside_.size());
         header_.size = (int32_t)size;
         if (size > f_.room) return size;
@@ -214,7 +233,8 @@ class Planner {
         put(&to, &header_, 1);
         put(&to, pieces_.data(), pieces_.size());
         put(&to, units_.data(), units_.size());
-        for (const Ints* part : {&level_, &node_, &parent_, &first_, &count_, &leaves_, &begin_,
+        put(&to, levels_.data(), levels_.size());
+        for (const Ints* part : {&node_, &parent_, &first_, &count_, &leaves_, &begin_,
                                  &row_, &leaf_order_, &outside_})
             put(&to, part->data(), part->size());
         return size;
@@ -230,7 +250,8 @@ class Planner {
     Header header_;
     std::vector<Piece> pieces_;
     std::vector<Unit> units_;
-    Ints level_, node_, parent_, first_, count_, leaves_, begin_, row_, leaf_order_, outside_;
+    std::vector<Level> levels_;
+    Ints node_, parent_, first_, count_, leaves_, begin_, row_, leaf_order_, outside_;
 };
 
 }  // namespace
