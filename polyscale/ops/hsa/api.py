@@ -283,7 +283,7 @@ def _in_parts(request: Request) -> Tensor:
 def _native(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     tree = request.tree
     if torch.compiler.is_compiling():
-        plan = plan_in_graph(tree_tensors(tree), tree.num_trees)
+        plan = plan_in_graph(tree_tensors(tree))
     else:
         plan = plan_of(tree)
     places = [

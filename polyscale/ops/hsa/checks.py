@@ -220,7 +220,6 @@ def _check_positions(
     if scores is None:
         return None
     pair = (scores, scores) if isinstance(scores, Tensor) else scores
-    takes = f"[M, P] or [H or 1, M, P] with H = {heads} and M = {tree.num_nodes} nodes"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(
             f"position_scores: got {type(scores).__name__}, takes a tensor or a pair of tensors"
@@ -229,12 +228,17 @@ def _check_positions(
     for part in pair:
         if not isinstance(part, Tensor) or not part.is_floating_point():
             got = part.dtype if isinstance(part, Tensor) else type(part).__name__
-            raise TypeError(f"position_scores: got {got}, takes floating-point tensors {takes}")
+            raise TypeError(
+                f"position_scores: got {got}, takes floating-point tensors "
+                f"{_position_shape(heads, tree)}"
+            )
         shaped = part[None] if part.dim() == 2 else part
-        if shaped.dim() != 3 or shaped.shape[0] not in (1, heads):
-            raise ValueError(f"position_scores: got shape {list(part.shape)}, takes {takes}")
-        if shaped.shape[1] != tree.num_nodes:
-            raise ValueError(f"position_scores: got shape {list(part.shape)}, takes {takes}")
+        fits = shaped.dim() == 3 and (shaped.shape[0] == 1 or shaped.shape[0] == heads)
+        if not fits or shaped.shape[1] != tree.num_nodes:
+            raise ValueError(
+                f"position_scores: got shape {list(part.shape)}, takes "
+                f"{_position_shape(heads, tree)}"
+            )
         if part.device != query.device:
             raise ValueError(f"position_scores: is on {part.device}, query is on {query.device}")
         found.append(shaped)
@@ -246,9 +250,15 @@ def _check_positions(
     return found[0], found[1]
 
 
+def _position_shape(heads: int, tree: SignalTree) -> str:
+    return f"[M, P] or [H or 1, M, P] with H = {heads} and M = {tree.num_nodes} nodes"
+
+
 def _check_alpha(
     alpha: Any, tree: SignalTree, device: torch.device, dtype: torch.dtype
 ) -> Tensor | None:
+    if isinstance(alpha, float) and alpha == 1:
+        return None  # without a look at the tree's depth, for which a graph would be compiled
     depths = tree.max_depth
     takes = f"a number >= 1 or a tensor with one entry for each of the {depths} depths of families"
     if isinstance(alpha, Tensor):

@@ -92,7 +92,9 @@ def test_a_plan_made_under_inference_mode_serves_training() -> None:
     query.requires_grad_()
     places = torch.randn(tree.num_nodes, 2, requires_grad=True)
     for tie in ("blocks", "columns"):
-        output = hsa_attention(query, query, query, tree, tie=tie, position_scores=places, impl="torch")
+        output = hsa_attention(
+            query, query, query, tree, tie=tie, position_scores=places, impl="torch"
+        )
         output.sum().backward()
     assert query.grad is not None
     assert torch.isfinite(query.grad).all()

@@ -109,14 +109,17 @@ def _problem(inputs: Inputs, views: Views) -> _Problem:
     return problem
 
 
-def plan_size(tensors: list[Tensor], trees: int, plan: Tensor) -> int:
+def plan_size(tensors: list[Tensor], plan: Tensor) -> int:
     """Write the plan of a forest and return its size; nothing is written if there is no room.
 
-    `tensors`: first_child, child_count, leaf_count, leaf_begin, leaf_row, leaf_order, row_node.
+    `tensors`: parent, first_child, child_count, leaf_count, leaf_begin, leaf_row, leaf_order,
+    row_node.
     """
     views = Views()
     forest = _Forest()
-    forest.nodes, forest.rows, forest.trees = tensors[0].numel(), tensors[6].numel(), trees
+    parent, *tensors = tensors
+    forest.nodes, forest.rows = parent.numel(), tensors[6].numel()
+    forest.trees = int((parent < 0).sum())
     forest.leaves, forest.room = tensors[5].numel(), plan.numel()
     names = [name for name, _ in _Forest._fields_[3:10]]
     for name, tensor in zip(names, tensors, strict=True):

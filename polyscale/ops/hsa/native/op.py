@@ -154,8 +154,12 @@ def _(
 
 def _empty_results(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = query.shape
-    # Heads side by side, as the projection after the attention reads them.
-    output = value.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
+    width = value.shape[-1]
+    # Heads side by side if those of the query are: the projection after the attention reads them so.
+    if query.stride(1) < query.stride(2):
+        output = value.new_empty(batch, rows, heads, width).transpose(1, 2)
+    else:
+        output = value.new_empty(batch, heads, rows, width)
     return output, query.new_empty(batch, heads, rows, dtype=torch.float32)
 
 

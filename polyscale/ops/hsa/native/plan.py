@@ -41,21 +41,28 @@ def plan_of(tree: SignalTree) -> Tensor:
 # What is made on a first call under inference mode has to serve training later.
 @torch.inference_mode(False)
 def _make(tree: SignalTree) -> Tensor:
-    tensors, trees = tree_tensors(tree), tree.num_trees
+    tensors = tree_tensors(tree)
     # Enough for most trees; the first try says what the others take.
     plan = torch.empty(1024 + 12 * tree.num_nodes + 2 * tree.num_rows, dtype=torch.int32)
-    size = plan_size(tensors, trees, plan)
+    size = plan_size(tensors, plan)
     if size > plan.numel():
         plan = torch.empty(size, dtype=torch.int32)
-        plan_size(tensors, trees, plan)
+        plan_size(tensors, plan)
     return plan[:size].clone()
 
 
 def tree_tensors(tree: SignalTree) -> list[Tensor]:
     """What a plan is made of."""
-    names = ("first_child", "child_count", "leaf_count", "leaf_begin")
-    more = ("leaf_row", "leaf_order", "row_node")
-    return [getattr(tree, name) for name in (*names, *more)]
+    return [
+        tree.parent,
+        tree.first_child,
+        tree.child_count,
+        tree.leaf_count,
+        tree.leaf_begin,
+        tree.leaf_row,
+        tree.leaf_order,
+        tree.row_node,
+    ]
 
 
 def _content(tree: SignalTree) -> bytes:
@@ -73,15 +80,15 @@ def plan_room(nodes: int, rows: int) -> int:
 
 
 @torch.library.custom_op("polyscale::hsa_plan", mutates_args=(), device_types="cpu")
-def plan_in_graph(tensors: list[Tensor], trees: int) -> Tensor:
+def plan_in_graph(tensors: list[Tensor]) -> Tensor:
     """The plan of a tree that is an input of a compiled graph."""
-    room = plan_room(tensors[0].numel(), tensors[6].numel())
+    room = plan_room(tensors[0].numel(), tensors[-1].numel())
     plan = torch.empty(room, dtype=torch.int32)
-    plan_size(tensors, trees, plan)
+    plan_size(tensors, plan)
     return plan
 
 
 @plan_in_graph.register_fake
-def _(tensors: list[Tensor], trees: int) -> Tensor:
-    room = plan_room(tensors[0].numel(), tensors[6].numel())
+def _(tensors: list[Tensor]) -> Tensor:
+    room = plan_room(tensors[0].numel(), tensors[-1].numel())
     return tensors[0].new_empty(room, dtype=torch.int32)

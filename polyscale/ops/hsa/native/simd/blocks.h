@@ -150,6 +150,12 @@ INLINE float take_own(const View& v, const Group& g, int64_t lane, int64_t low, 
     return weight;
 }
 
+// Where the output of a leaf may be written at once: floats, whole vectors of them.
+INLINE float* output_row(const Context& c, int64_t row) {
+    if (c.p.bfloat16 || c.s.value_width != c.p.value_width || c.is_ignored(row)) return nullptr;
+    return (float*)row_of(c.p, c.p.output, c.batch, c.head, row);
+}
+
 static void write_output(const Context& c, int64_t row, const float* from) {
     char* to = (char*)row_of(c.p, c.p.output, c.batch, c.head, row);
     if (c.is_ignored(row))
@@ -192,13 +198,14 @@ static void small_down(const Context& c, const View& v, Nodes* n, const Group& g
         const float own = mass * take_own(v, g, lane, 0, g.columns, weights);
         const bool leaf = !v.top && !v.at.count[node];
         const float* outer = n->outer + above * width;
-        float* to = leaf ? my.rows : n->outer + node * width;
+        float* at_once = leaf ? output_row(c, v.at.row[node]) : nullptr;
+        float* to = at_once ? at_once : leaf ? my.rows : n->outer + node * width;
         int64_t d = 0;
         for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
             small_columns<4>(g, lane, weights, splat(mass), n->value + d, outer + d, width, to + d);
         for (; d < width; d += WIDTH)
             small_columns<1>(g, lane, weights, splat(mass), n->value + d, outer + d, width, to + d);
-        finish_lane(c, v, n, g, lane, own, to);
+        if (!at_once) finish_lane(c, v, n, g, lane, own, to);
     }
 }
 

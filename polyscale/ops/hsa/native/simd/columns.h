@@ -296,8 +296,8 @@ struct Columns {
                 clear_row(to, c.s.width);
                 continue;
             }
-            read_row(c.p, row_of(c.p, c.p.query, c.batch, c.head, g.row[l]), c.p.width, to);
-            scale_row(to, (float)c.p.scale, c.s.width);
+            read_row(c.p, row_of(c.p, c.p.query, c.batch, c.head, g.row[l]), c.p.width,
+                     (float)c.p.scale, to);
         }
         turn(my.query, c.s.width, my.turned_query);
         if (g.narrow) {

@@ -96,7 +96,7 @@ struct ColumnGradients {
                 clear_row(to, c.s.value_width);
             else
                 read_row(c.p, row_of(c.p, c.p.grad_output, c.batch, c.head, g.row[l]),
-                         c.p.value_width, to);
+                         c.p.value_width, 1.0f, to);
         }
         find_worth(g);
         find_scores(g);

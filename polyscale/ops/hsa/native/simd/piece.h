@@ -140,8 +140,7 @@ static void read_leaves(const Context& c, const View& v, const Tensor& from, int
             clear_row(to + i * pitch, pitch);
             continue;
         }
-        read_row(c.p, row_of(c.p, from, c.batch, head, row), width, to + i * pitch);
-        if (factor != 1.0f) scale_row(to + i * pitch, factor, pitch);
+        read_row(c.p, row_of(c.p, from, c.batch, head, row), width, factor, to + i * pitch);
     }
 }
 

@@ -8,8 +8,8 @@ INLINE const char* row_of(const Problem& p, const Tensor& t, int64_t batch, int6
                                      (p.bfloat16 ? 2 : 4);
 }
 
-// A row of an input as floats, zero up to a multiple of the vector's width.
-INLINE void read_row(const Problem& p, const char* from, int64_t width, float* to) {
+// A row of an input as floats times a factor, zero up to a multiple of the vector's width.
+INLINE void read_row(const Problem& p, const char* from, int64_t width, float factor, float* to) {
     int64_t i = 0;
     if (p.bfloat16) {
         for (; i + WIDTH <= width; i += WIDTH) {
@@ -18,15 +18,17 @@ INLINE void read_row(const Problem& p, const char* from, int64_t width, float* t
             memcpy(half, from + 2 * i, sizeof half);
             for (int l = 0; l < WIDTH; l++) wide[l] = (uint32_t)half[l] << 16;
             memcpy(to + i, wide, sizeof wide);
+            store(to + i, splat(factor) * load(to + i));
         }
         for (; i < width; i++) {
             uint16_t half;
             memcpy(&half, from + 2 * i, 2);
-            to[i] = from_bfloat16(half);
+            to[i] = factor * from_bfloat16(half);
         }
     } else {
-        for (; i + WIDTH <= width; i += WIDTH) store(to + i, load((const float*)from + i));
-        for (; i < width; i++) to[i] = ((const float*)from)[i];
+        for (; i + WIDTH <= width; i += WIDTH)
+            store(to + i, splat(factor) * load((const float*)from + i));
+        for (; i < width; i++) to[i] = factor * ((const float*)from)[i];
     }
     for (; i < padded(width); i++) to[i] = 0.0f;
 }
@@ -60,10 +62,6 @@ INLINE void clear_row(float* to, int64_t width) {
 INLINE void add_row(float* to, float factor, const float* from, int64_t width) {
     for (int64_t i = 0; i < width; i += WIDTH)
         store(to + i, splat(factor) * load(from + i) + load(to + i));
-}
-
-INLINE void scale_row(float* to, float factor, int64_t width) {
-    for (int64_t i = 0; i < width; i += WIDTH) store(to + i, splat(factor) * load(to + i));
 }
 
 #if defined(__AVX512F__)
