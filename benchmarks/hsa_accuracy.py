@@ -62,7 +62,6 @@ def random_problem(seed: int) -> RandomProblem:
         "causal": causal,
         "include_self": include_self,
         "enable_gqa": groups > 1,
-        "return_lse": True,
     }
     if rng.random() < 0.4:
         size = (rng.choice((1, heads)), tree.num_nodes, rng.choice((2, 8)))
@@ -106,8 +105,16 @@ def _run(
 ) -> tuple[list[Tensor], list[Tensor]]:
     tensors = [x.to(dtype).requires_grad_() for x in problem.tensors]
     places = (tensors[3], tensors[4]) if len(tensors) > 3 else None
+    query, key, value = tensors[:3]
     output, lse = hsa_attention(
-        *tensors[:3], problem.tree, position_scores=places, impl=impl, **problem.options
+        query,
+        key,
+        value,
+        problem.tree,
+        position_scores=places,
+        return_lse=True,
+        impl=impl,
+        **problem.options,
     )
     lse = torch.where(lse.isfinite(), lse, 0.0)
     generator = torch.Generator().manual_seed(0)

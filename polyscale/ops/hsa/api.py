@@ -282,10 +282,8 @@ def _in_parts(request: Request) -> Tensor:
 
 def _native(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     tree = request.tree
-    if torch.compiler.is_compiling():
-        plan = plan_in_graph(tree_tensors(tree))
-    else:
-        plan = plan_of(tree)
+    compiling = torch.compiler.is_compiling()
+    plan = plan_in_graph(tree_tensors(tree)) if compiling else plan_of(tree)
     places = [
         None if part is None else part.to(torch.float32)
         for part in (request.position_query, request.position_key)

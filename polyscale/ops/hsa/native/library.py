@@ -121,7 +121,7 @@ def plan_size(tensors: list[Tensor], plan: Tensor) -> int:
     forest.nodes, forest.rows = parent.numel(), tensors[6].numel()
     forest.trees = int((parent < 0).sum())
     forest.leaves, forest.room = tensors[5].numel(), plan.numel()
-    names = [name for name, _ in _Forest._fields_[3:10]]
+    names = [field[0] for field in _Forest._fields_[3:10]]
     for name, tensor in zip(names, tensors, strict=True):
         setattr(forest, name, views.address(tensor.contiguous()))
     forest.plan = views.address(plan)

@@ -155,7 +155,7 @@ def _(
 def _empty_results(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = query.shape
     width = value.shape[-1]
-    # Heads side by side if those of the query are: the projection after the attention reads them so.
+    # Heads side by side if the query's are: so the projection after the attention reads them.
     if query.stride(1) < query.stride(2):
         output = value.new_empty(batch, rows, heads, width).transpose(1, 2)
     else:

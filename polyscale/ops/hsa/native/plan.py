@@ -70,7 +70,7 @@ def _content(tree: SignalTree) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{tree.num_nodes} {tree.num_trees} ".encode())
     for tensor in (tree.child_count, tree.leaf_row, tree.row_node):
-        digest.update(tensor.detach().contiguous().numpy())
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
     return digest.digest()
 
 
