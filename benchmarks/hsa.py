@@ -10,124 +10,230 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.peers import compare_with_peers, peer_lines
-from benchmarks.timing import (
-    added_memory,
-    best_seconds,
-    fitted_exponent,
-    machine,
-    milliseconds,
-)
-from polyscale.layers.hsa import HSAAttention
+from benchmarks.hsa_report import draw, to_markdown
+from benchmarks.peers import compare_with_peers
+from benchmarks.timing import added_memory, best_seconds, fitted_exponent, machine
+from polyscale._memory import keep_freed_memory
+from polyscale.layers.hsa import HSAAttention, HTELayer
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.ops.hsa import hsa_attention
 from polyscale.trees import SignalTree
 
+__all__ = ["PARTS", "draw", "run", "to_markdown"]
+
 HEADS, WIDTH = 8, 64
-WINDOWS = (2, 4, 8, 16, 16, 16, 16)
+WINDOWS = (2, 4, 8, 16)
 DECODE_WINDOW = 16
 Row = dict[str, Any]
 
-# Targets by (case, N, pass): at least this many times faster than SDPA.
-BARS = {
-    ("blocks", 1024, "forward"): 1.0,
-    ("blocks", 8192, "forward"): 10.0,
-    ("blocks", 8192, "forward+backward"): 5.0,
-    ("blocks", 65536, "forward"): 60.0,
-    ("columns, causal", 65536, "forward"): 15.0,
-    ("256 texts", 256, "forward"): 1.0,
-}
+# Batch and length; and how many times faster than SDPA blocks (forward, and with backward) and
+# causal columns (forward) are to be.
+SHAPES = ((16, 64), (16, 128), (16, 256), (8, 512), (4, 1024), (2, 2048), (1, 4096), (1, 8192))
+BLOCKS_BARS = (3.0, 6.0, 12.0, 20.0, 30.0, 50.0, 100.0, 150.0)
+CAUSAL_BARS = (2.0, 4.0, 8.0, 10.0, 14.0, 20.0, 30.0, 50.0)
+TEXTS_BAR = 6.0
+STEP_BAR = 1.5
 EXPONENT_BAR = 1.15  # at most
 DECODE_BAR = 2.0  # time per token at 65,536 over that at 1,024, at most
 
 
-def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure everything; `quick` measures small sizes only."""
+def run(
+    quick: bool = False,
+    announce: Callable[[str], None] = print,
+    parts: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Measure everything, or the named parts; `quick` leaves out what takes minutes."""
     torch.manual_seed(0)
-    sizes = (1024, 2048) if quick else (1024, 8192, 65536)
-    rows = []
-    for size in sizes:
-        rounds = 3 if quick else {1024: 15, 8192: 9, 65536: 3}[size]
-        announce(f"windows, N = {size:,}")
-        rows.append(compare_windows(size, rounds=rounds))
-        if size <= 8192:
-            rows.append(compare_windows(size, grad=True, rounds=rounds))
-        rows.append(compare_windows(size, tie="columns", rounds=rounds))
-        rows.append(compare_windows(size, tie="columns", causal=True, rounds=rounds))
-    texts = 16 if quick else 256
-    announce(f"{texts} different text trees")
-    rows.append(compare_texts(texts, rounds=3 if quick else 9))
-    rows.append(compare_texts(texts, grad=True, rounds=3))
-    for row in rows:
-        row["speedup"] = row["sdpa_seconds"] / row["hsa_seconds"]
-        row["bar"] = BARS.get((row["case"], row["size"], row["pass"]))
-    forward = [row for row in rows if row["case"] == "blocks" and row["pass"] == "forward"]
-    announce("layers and peers")
-    layer_sizes = (1024,) if quick else (1024, 8192)
-    announce("decoding")
-    contexts = (256, 1024) if quick else (1024, 65536)
-    return {
+    keep_freed_memory()
+    result: dict[str, Any] = {
         "benchmark": "hsa",
         "machine": machine(),
         "heads": HEADS,
         "width": WIDTH,
         "windows": list(WINDOWS),
-        "operation": rows,
-        "exponent": fitted_exponent(
-            [row["size"] for row in forward], [row["hsa_seconds"] for row in forward]
-        ),
-        "exponent_bar": EXPONENT_BAR,
-        "layers": [
-            entry for size in layer_sizes for entry in compare_layers(size, 3 if quick else 5)
-        ],
-        "decoding": [decode_seconds(context) for context in contexts],
-        "decoding_bar": DECODE_BAR,
-        "peak_bytes": {str(size): peak_bytes(size) for size in sizes},
+    }
+    for name in PARTS if parts is None else parts:
+        announce(name)
+        result[name] = PARTS[name](quick)
+    return result
+
+
+def operation(quick: bool) -> list[Row]:
+    """Both ties at every shape, forward and with backward."""
+    rows = []
+    for number, (batch, size) in enumerate(SHAPES[:3] if quick else SHAPES):
+        blocks, causal = BLOCKS_BARS[number], CAUSAL_BARS[number]
+        for tie, is_causal, grad, bar in (
+            ("blocks", False, False, blocks),
+            ("blocks", False, True, blocks),
+            ("columns", False, False, None),
+            ("columns", True, False, causal),
+            ("columns", True, True, None),
+        ):
+            row = compare_windows(batch, size, tie, is_causal, grad, 3 if quick else 15)
+            rows.append({**row, "bar": bar})
+    return rows
+
+
+def texts(quick: bool) -> list[Row]:
+    """Different trees, packed."""
+    count = 16 if quick else 256
+    rows = []
+    for tie, grad in (("blocks", False), ("blocks", True), ("columns", False)):
+        bar = TEXTS_BAR if tie == "blocks" and not grad else None
+        rows.append({**compare_texts(count, tie, grad=grad, rounds=3), "bar": bar})
+    return rows
+
+
+def growth(quick: bool) -> dict[str, Any]:
+    """How time grows with N, forward."""
+    sizes = (1024, 2048) if quick else (1024, 8192, 65536)
+    seconds = []
+    for size in sizes:
+        tree = SignalTree.from_windows(size, (*WINDOWS, 16, 16, 16))
+        tensors = _inputs(1, HEADS, size, WIDTH, grad=False)
+        attend = partial(hsa_attention, tree=tree)
+        step = _step(lambda q, k, v, attend=attend: attend(q, k, v), tensors, False)
+        seconds.append(best_seconds({"hsa": step}, 5)["hsa"])
+    exponent = fitted_exponent(sizes, seconds)
+    return {"sizes": list(sizes), "seconds": seconds, "exponent": exponent, "bar": EXPONENT_BAR}
+
+
+def layers(quick: bool) -> list[Row]:
+    """Projections included, beside other efficient attentions."""
+    sizes = (1024,) if quick else (1024, 8192)
+    return [entry for size in sizes for entry in compare_layers(size, 3)]
+
+
+def decoding(quick: bool) -> list[Row]:
+    """One token at a time, beside a dense cache."""
+    contexts = (256, 1024) if quick else (1024, 4096, 16384, 65536)
+    return [decode_seconds(context) for context in contexts]
+
+
+def memory(quick: bool) -> dict[str, int]:
+    """What a forward and backward pass adds to the peak memory of a fresh process."""
+    return {
+        str(size): peak_bytes(size) for size in ((1024, 2048) if quick else (1024, 8192, 65536))
     }
 
 
-def compare_windows(
-    size: int, *, tie: str = "blocks", causal: bool = False, grad: bool = False, rounds: int = 3
-) -> Row:
-    """`hsa_attention` on a tree of windows against `scaled_dot_product_attention`.
-
-    Softmax attention costs the same for every head, so beyond 8,192 rows it is timed on one head
-    and multiplied.
-    """
+def compare_windows(batch: int, size: int, tie: str, causal: bool, grad: bool, rounds: int) -> Row:
+    """`hsa_attention` on a tree of windows against `scaled_dot_product_attention`, and a copy."""
     tree = SignalTree.from_windows(size, WINDOWS)
-    ours = _inputs(1, HEADS, size, WIDTH, grad=grad)
-    timed_heads = HEADS if size <= 8192 else 1
-    theirs = _inputs(1, timed_heads, size, WIDTH, grad=grad)
+    tensors = _inputs(batch, HEADS, size, WIDTH, grad=grad)
+    read, written = tensors[0].detach().clone(), torch.empty_like(tensors[0])
     seconds = best_seconds(
         {
             "hsa": _step(
-                lambda q, k, v: hsa_attention(q, k, v, tree, tie=tie, causal=causal), ours, grad
+                lambda q, k, v: hsa_attention(q, k, v, tree, tie=tie, causal=causal), tensors, grad
             ),
             "sdpa": _step(
                 lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal),
-                theirs,
+                tensors,
                 grad,
             ),
+            # Reads one and writes one of the four.
+            "copy": lambda: written.copy_(read),
         },
         rounds,
     )
     return {
         "case": tie + (", causal" if causal else ""),
+        "batch": batch,
         "size": size,
         "pass": "forward+backward" if grad else "forward",
         "hsa_seconds": seconds["hsa"],
-        "sdpa_seconds": seconds["sdpa"] * HEADS / timed_heads,
-        "sdpa_heads_timed": timed_heads,
+        "sdpa_seconds": seconds["sdpa"],
+        "limit_seconds": 2 * seconds["copy"],
+        "speedup": seconds["sdpa"] / seconds["hsa"],
     }
+
+
+def training_step(quick: bool) -> Row:
+    """Two layers of a small tree encoder on different texts, against its flat twin.
+
+    The twin has the same weights and attends with SDPA over the padded batch.
+    """
+    count, width, heads = (8 if quick else 64), 128, 4
+    trees = _texts(count)
+    forest = SignalTree.batch(trees)
+    lengths = torch.tensor([tree.num_rows for tree in trees])
+    longest = int(lengths.max())
+    mask = (torch.arange(longest) < lengths[:, None])[:, None, None, :]
+    ours = nn.ModuleList(HTELayer(width, heads) for _ in range(2))
+    theirs = nn.ModuleList(_FlatLayer(width, heads) for _ in range(2))
+    packed, padded = torch.randn(forest.num_rows, width), torch.randn(count, longest, width)
+
+    def step(layers: nn.ModuleList, x: Tensor, *structure: Any) -> None:
+        for layer in layers:
+            x = layer(x, *structure)
+        x.square().mean().backward()
+
+    seconds = best_seconds(
+        {
+            "hsa": lambda: step(ours, packed, forest),
+            "flat": lambda: step(theirs, padded, mask),
+        },
+        3,
+    )
+    return {
+        "texts": count,
+        "tokens": forest.num_rows,
+        "padded_tokens": count * longest,
+        "hsa_seconds": seconds["hsa"],
+        "flat_seconds": seconds["flat"],
+        "speedup": seconds["flat"] / seconds["hsa"],
+        "bar": STEP_BAR,
+    }
+
+
+class _FlatLayer(nn.Module):
+    """An `HTELayer` whose attention is softmax over the padded batch."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.project = heads, nn.Linear(width, 3 * width)
+        self.merge, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        parts = self.project(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key = (nn.functional.layer_norm(part, part.shape[-1:]) for part in parts[:2])
+        attended = scaled_dot_product_attention(query, key, parts[2], attn_mask=mask) + query
+        x = self.norm(self.merge(attended.transpose(1, 2).flatten(2)))
+        return x + self.mlp(x)
+
+
+def compiled(quick: bool) -> list[Row]:
+    """`torch.compile`d: the operation, and flex_attention without a mask as the dense peer."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    size = 512 if quick else 4096
+    tree = SignalTree.from_windows(size, WINDOWS)
+    tensors = _inputs(1, HEADS, size, WIDTH, grad=False)
+    ours = torch.compile(lambda q, k, v: hsa_attention(q, k, v, tree))
+    flex = torch.compile(flex_attention)
+    seconds = best_seconds(
+        {
+            "hsa": _step(lambda q, k, v: hsa_attention(q, k, v, tree), tensors, False),
+            "hsa, compiled": _step(ours, tensors, False),
+            "sdpa": _step(scaled_dot_product_attention, tensors, False),
+            "flex_attention, compiled": _step(flex, tensors, False),
+        },
+        3,
+    )
+    return [{"name": name, "size": size, "seconds": found} for name, found in seconds.items()]
 
 
 def text_tree(rng: random.Random, tokens: int = 250) -> SignalTree:
@@ -148,10 +254,14 @@ def text_tree(rng: random.Random, tokens: int = 250) -> SignalTree:
     return SignalTree.from_parents(parents)
 
 
-def compare_texts(texts: int, *, grad: bool = False, rounds: int = 3) -> Row:
-    """A batch of different text trees, packed, against SDPA on the padded batch with its mask."""
+def _texts(count: int) -> list[SignalTree]:
     rng = random.Random(0)
-    trees = [text_tree(rng) for _ in range(texts)]
+    return [text_tree(rng) for _ in range(count)]
+
+
+def compare_texts(texts: int, tie: str, *, grad: bool = False, rounds: int = 3) -> Row:
+    """A batch of different text trees, packed, against SDPA on the padded batch with its mask."""
+    trees = _texts(texts)
     forest = SignalTree.batch(trees)
     lengths = torch.tensor([tree.num_rows for tree in trees])
     longest = int(lengths.max())
@@ -160,7 +270,7 @@ def compare_texts(texts: int, *, grad: bool = False, rounds: int = 3) -> Row:
     theirs = _inputs(texts, HEADS, longest, WIDTH, grad=grad)
     seconds = best_seconds(
         {
-            "hsa": _step(lambda q, k, v: hsa_attention(q, k, v, forest), ours, grad),
+            "hsa": _step(lambda q, k, v: hsa_attention(q, k, v, forest, tie=tie), ours, grad),
             "sdpa": _step(
                 lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask),
                 theirs,
@@ -170,21 +280,21 @@ def compare_texts(texts: int, *, grad: bool = False, rounds: int = 3) -> Row:
         rounds,
     )
     return {
-        "case": f"{texts} texts",
+        "case": f"{texts} texts, {tie}",
         "size": texts,
         "pass": "forward+backward" if grad else "forward",
         "tokens": forest.num_rows,
         "padded_tokens": texts * longest,
         "hsa_seconds": seconds["hsa"],
         "sdpa_seconds": seconds["sdpa"],
-        "sdpa_heads_timed": HEADS,
+        "speedup": seconds["sdpa"] / seconds["hsa"],
     }
 
 
 def compare_layers(size: int, rounds: int) -> list[Row]:
     """HSA with both ties, and every peer."""
     d_model = HEADS * WIDTH
-    tree = SignalTree.from_windows(size, WINDOWS)
+    tree = SignalTree.from_windows(size, (*WINDOWS, 16, 16, 16))
     ours: dict[str, Callable[[Tensor], Tensor]] = {
         f"HSA, {tie}": partial(HSAAttention(d_model, HEADS, tie=tie), tree=tree)
         for tie in ("blocks", "columns")
@@ -208,7 +318,35 @@ def decode_seconds(context: int, tokens: int = 64, rounds: int = 5) -> Row:
             for t in range(context, context + tokens):
                 layer(x, cache=cache, closes=closes[:, t : t + 1])
             best = min(best, time.perf_counter() - begin)
-    return {"context": context, "seconds_per_token": best / tokens, "entries": cache.size}
+    return {
+        "context": context,
+        "seconds_per_token": best / tokens,
+        "dense_seconds_per_token": _dense_seconds(layer, x, keys, values, tokens, rounds),
+        "entries": cache.size,
+    }
+
+
+def _dense_seconds(
+    layer: HSAAttention, x: Tensor, keys: Tensor, values: Tensor, tokens: int, rounds: int
+) -> float:
+    """Time per token of softmax attention with the same projections and a cache of all tokens."""
+    context = keys.shape[2]
+    room = [torch.zeros(1, HEADS, context + tokens, WIDTH) for _ in range(2)]
+    for kept, part in zip(room, (keys, values), strict=True):
+        kept[:, :, :context] = part
+    best = math.inf
+    with torch.no_grad():
+        for _ in range(rounds + 1):
+            begin = time.perf_counter()
+            for t in range(context, context + tokens):
+                query, key, value = layer._project(x, None)
+                room[0][:, :, t : t + 1], room[1][:, :, t : t + 1] = key, value
+                attended = scaled_dot_product_attention(
+                    query, room[0][:, :, : t + 1], room[1][:, :, : t + 1]
+                )
+                layer.out_proj(attended.transpose(1, 2).flatten(2))
+            best = min(best, time.perf_counter() - begin)
+    return best / tokens
 
 
 def _closes(position: Tensor, longest: int) -> Tensor:
@@ -242,9 +380,7 @@ def _inputs(*shape: int, grad: bool) -> list[Tensor]:
     return [torch.randn(*shape).requires_grad_(grad) for _ in range(3)]
 
 
-def _step(
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor], tensors: list[Tensor], grad: bool
-) -> Callable[[], None]:
+def _step(attend: Callable[..., Any], tensors: list[Tensor], grad: bool) -> Callable[[], None]:
     def once() -> None:
         if not grad:
             with torch.no_grad():
@@ -256,82 +392,13 @@ def _step(
     return once
 
 
-def to_markdown(result: dict[str, Any]) -> str:
-    """The tables that stand beside the JSON."""
-    about = result["machine"]
-    lines = [
-        "# HSA: speed and memory",
-        "",
-        f"{result['heads']} heads of width {result['width']}, float32, {about['processor']}, "
-        f"{about['threads']} threads, torch {about['torch']}, {about['date']}. Candidates take "
-        "turns in one process; the best time counts. Made by `polyscale bench hsa`.",
-        "",
-        f"## The operation against scaled_dot_product_attention, windows {result['windows']}",
-        "",
-        "| case | N | pass | HSA | SDPA | speed-up | asked for |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in result["operation"]:
-        scaled = "" if row["sdpa_heads_timed"] == result["heads"] else " (from 1 head)"
-        bar = "" if row["bar"] is None else f"{row['bar']:g}x"
-        lines.append(
-            f"| {row['case']} | {row['size']:,} | {row['pass']} | "
-            f"{milliseconds(row['hsa_seconds'])} | {milliseconds(row['sdpa_seconds'])}{scaled} | "
-            f"{row['speedup']:.2f}x | {bar} |"
-        )
-    lines += [
-        "",
-        f"Time (blocks, forward) grows as N^{result['exponent']:.2f}; "
-        f"asked for: at most {result['exponent_bar']}.",
-        "",
-        "| N | peak memory of forward+backward | per row |",
-        "|---|---|---|",
-    ]
-    for size, count in result["peak_bytes"].items():
-        per_row = count / int(size) / 1024
-        lines.append(f"| {int(size):,} | {count / 2**20:,.0f} MiB | {per_row:.1f} KiB |")
-    lines += [
-        "",
-        "## Decoding, one layer, windows of 16",
-        "",
-        "| context | time per token | entries in the cache |",
-        "|---|---|---|",
-    ]
-    for row in result["decoding"]:
-        micro = row["seconds_per_token"] * 1e6
-        lines.append(f"| {row['context']:,} | {micro:,.0f} us | {row['entries']} |")
-    ratio = result["decoding"][-1]["seconds_per_token"] / result["decoding"][0]["seconds_per_token"]
-    lines += [
-        "",
-        f"The longest context takes {ratio:.2f} times as long per token as the shortest; asked "
-        f"for: at most {result['decoding_bar']:g}.",
-        "",
-        "## Layers, projections included, forward",
-        "",
-        *peer_lines(result["layers"], "N"),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Time against N, both axes logarithmic."""
-    from polyscale._extras import require
-
-    figure = require("matplotlib.figure", "train", "a plot").Figure(
-        figsize=(6, 4), layout="constrained"
-    )
-    axes = figure.add_subplot()
-    forward = [row for row in result["operation"] if row["pass"] == "forward"]
-    for case in ("blocks", "columns", "columns, causal"):
-        rows = [row for row in forward if row["case"] == case]
-        sizes = [row["size"] for row in rows]
-        axes.loglog(sizes, [row["hsa_seconds"] for row in rows], "o-", label=f"HSA, {case}")
-        if case != "columns":
-            label = "SDPA" + (", causal" if "causal" in case else "")
-            axes.loglog(sizes, [row["sdpa_seconds"] for row in rows], "s--", label=label)
-    axes.set_xlabel("N")
-    axes.set_ylabel("seconds, forward")
-    axes.set_title(f"HSA (blocks) grows as N^{result['exponent']:.2f}", loc="left")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path)
+PARTS: dict[str, Callable[[bool], Any]] = {
+    "operation": operation,
+    "texts": texts,
+    "growth": growth,
+    "training_step": training_step,
+    "decoding": decoding,
+    "layers": layers,
+    "compiled": compiled,
+    "memory": memory,
+}

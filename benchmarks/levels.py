@@ -35,14 +35,14 @@ MEMORY_BAR = 0.27
 Row = dict[str, Any]
 
 
-def run(quick: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure everything; `quick` leaves out long caches."""
     torch.manual_seed(0)
     sizes = (256, 1024) if quick else (256, 512, 1024, 2048, 8192, 32768)
     rows = []
     for model in SHAPES:
         for size in sizes:
-            say(f"{model}, {size:,} tokens")
+            announce(f"{model}, {size:,} tokens")
             rows.append(compare(model, size, rounds=3 if quick else 7))
     return {
         "benchmark": "levels",

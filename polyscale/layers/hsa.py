@@ -317,10 +317,12 @@ class HSAAttention(nn.Module):
             where = "" if cache is None else " for the first tokens of a cache"
             raise ValueError(f"tree must be given{where}, got None")
         if cache is None:
-            allowed = {x.shape[-2], x.shape[0] * x.shape[-2]} if x.dim() == 3 else {len(x)}
-            if tree.num_rows not in allowed:
+            rows, all_rows = x.shape[-2], x.shape[:-1].numel()
+            # Not a set: a compiled graph would be made for these very numbers.
+            if tree.num_rows != rows and tree.num_rows != all_rows:
+                allowed = sorted({rows, all_rows})
                 raise ValueError(
-                    f"tree must have {' or '.join(str(n) for n in sorted(allowed))} rows for x of "
+                    f"tree must have {' or '.join(str(n) for n in allowed)} rows for x of "
                     f"shape {tuple(x.shape)}, got {tree.num_rows}"
                 )
         return tree

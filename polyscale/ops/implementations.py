@@ -2,15 +2,12 @@
 
 import pkgutil
 from collections.abc import Iterator
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import polyscale.ops
-from polyscale.ops.backends import Backend, Operation
-from polyscale.ops.hsa import hsa_attention
-from polyscale.ops.hsa.decode import hsa_decode
+from polyscale.ops.backends import Operation
 
 
 class Implementation(NamedTuple):
@@ -46,27 +43,4 @@ def operations() -> Iterator[Operation]:
     for package in pkgutil.iter_modules(polyscale.ops.__path__, "polyscale.ops."):
         if package.ispkg and find_spec(f"{package.name}.api"):
             api = import_module(f"{package.name}.api")
-            yield from getattr(api, "OPERATIONS", _HSA if api.__package__ == _HSA_PACKAGE else ())
-
-
-# HSA's api chooses between these two by itself; an OPERATIONS of its own takes their place.
-_HSA_PACKAGE = "polyscale.ops.hsa"
-_HSA = (
-    Operation(
-        "hsa_attention",
-        (
-            Backend("reference", partial(hsa_attention, impl="reference"), "dense recursion, slow"),
-            Backend(
-                "torch",
-                partial(hsa_attention, impl="torch"),
-                "all families of a depth at once",
-            ),
-        ),
-        preferred=("torch",),
-    ),
-    Operation(
-        "hsa_decode",
-        (Backend("torch", hsa_decode, "one new token over the open families"),),
-        preferred=("torch",),
-    ),
-)
+            yield from getattr(api, "OPERATIONS", ())

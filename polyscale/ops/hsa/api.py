@@ -4,24 +4,57 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from polyscale.ops.backends import Backend, Operation
 from polyscale.ops.hsa import reference
 from polyscale.ops.hsa.blocks import blocks_attention
 from polyscale.ops.hsa.checks import HSAOptions, PositionScores, Request, check_request
 from polyscale.ops.hsa.columns import columns_attention
+from polyscale.ops.hsa.decode import HSA_DECODE
+from polyscale.ops.hsa.energies import blocks_energy, columns_energy
 from polyscale.ops.hsa.families import plans_of
+from polyscale.ops.hsa.native import op
+from polyscale.ops.hsa.native.build import LIBRARY
+from polyscale.ops.hsa.native.plan import plan_in_graph, plan_of, tree_tensors
 from polyscale.ops.hsa.problem import Problem
 from polyscale.ops.looks import has_only_a_shape
+from polyscale.ops.native.backend import native_backend
 
 if TYPE_CHECKING:
     from polyscale.trees import SignalTree
 
 CHUNK_BYTES = 1 << 23  # of queries worked on at once when no gradient is asked for
+
+
+@overload
+def hsa_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tree: SignalTree,
+    *,
+    return_lse: Literal[False] = False,
+    impl: str = "auto",
+    **options: Unpack[HSAOptions],
+) -> Tensor: ...
+
+
+@overload
+def hsa_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tree: SignalTree,
+    *,
+    return_lse: Literal[True],
+    impl: str = "auto",
+    **options: Unpack[HSAOptions],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def hsa_attention(
@@ -37,8 +70,10 @@ def hsa_attention(
     position_scores: PositionScores = None,
     scale: float | None = None,
     alpha: float | Tensor = 1.0,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
     impl: str = "auto",
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Hierarchical Self-Attention: the attention closest to softmax that a tree allows.
 
     Flat scores are `s_ij = scale * q_i . k_j + eps_q[B] . eps_k[C]`, where B and C are the highest
@@ -68,7 +103,14 @@ def hsa_attention(
         scale: of the dot products; `1 / sqrt(D)` unless given.
         alpha: 1 is softmax, more is sparse alpha-entmax in each family; a tensor has one entry
             per depth of the families' parents and may require a gradient.
-        impl: "auto", "torch" or "reference" (dense and slow: the definition).
+        enable_gqa: whether key and value may have fewer heads than the query, a divisor of its
+            number: query heads in turn share one.
+        return_lse: whether to return `(output, lse)`, where lse is in float32 at least and may be
+            differentiated. For tie="columns" it is `log Z` of every row, `[B, H, N]`, over all
+            that the row sees; for tie="blocks" minus the energy of every root, `[B, H, trees]`.
+            Minus infinity where nothing is seen. With it attention over parts can be merged.
+        impl: "auto", "native" (a kernel for the CPU, alpha = 1), "torch" or "reference" (dense and
+            slow: the definition).
 
     >>> from polyscale.trees import SignalTree
     >>> tree = SignalTree.from_parents([-1, 0, 0, 1, 1])
@@ -88,14 +130,24 @@ def hsa_attention(
         position_scores=position_scores,
         scale=scale,
         alpha=alpha,
+        enable_gqa=enable_gqa,
         impl=impl,
     )
     if has_only_a_shape(query):
-        output = torch.zeros_like(request.value)  # the tree cannot tell, or need not
+        # The tree cannot tell, or need not.
+        output, lse = request.value.new_zeros(_output_shape(request)), None
+        if return_lse:
+            lse = _in_the_graph(_empty_lse(request), request)
+        output = _in_the_graph(output, request)
     else:
-        output = _dense(request) if request.impl == "reference" else _fast(request)
-    output = _in_the_graph(output, request).to(request.dtype)
-    return output.squeeze(0) if request.packed else output
+        output, lse = HSA_ATTENTION.choose(request.impl, request).run(request, return_lse)
+    output = output.to(request.dtype)
+    if packed := request.packed:
+        output = output.squeeze(0)
+    if not return_lse:
+        return output
+    assert lse is not None
+    return output, lse.squeeze(0) if packed else lse
 
 
 def hsa_matrix(
@@ -128,6 +180,17 @@ def hsa_matrix(
     else:
         identity = query
     return hsa_attention(query, key, identity, tree, impl=impl, **options)
+
+
+def _output_shape(request: Request) -> tuple[int, ...]:
+    return *request.query.shape[:-1], request.value.shape[-1]
+
+
+def _empty_lse(request: Request) -> Tensor:
+    batch, heads, rows, _ = request.query.shape
+    last = rows if request.tie == "columns" else request.tree.num_trees
+    dtype = torch.float64 if request.dtype == torch.float64 else torch.float32
+    return request.query.new_zeros(batch, heads, last, dtype=dtype)
 
 
 def problem_of(request: Request) -> Problem:
@@ -178,14 +241,31 @@ def _differentiable(request: Request) -> list[Tensor]:
 
 def _in_the_graph(output: Tensor, request: Request) -> Tensor:
     """Return the output as a function of all inputs, also where nothing attends to anything."""
-    if request.tree.max_depth and output.requires_grad:
-        return output
     for part in _differentiable(request):
         output = output + part[:0].sum()  # zero, whatever numbers the input holds
     return output
 
 
-def _fast(request: Request) -> Tensor:
+def _torch(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    request = request.widened()
+    output = _in_parts(request)
+    if not (request.tree.max_depth and output.requires_grad):
+        output = _in_the_graph(output, request)
+    return output, _torch_lse(request) if return_lse else None
+
+
+def _torch_lse(request: Request) -> Tensor:
+    problem = problem_of(request)
+    rows = [flat_rows(part, request.ignored) for part in (request.query, request.key)]
+    batch, heads = request.query.shape[:2]
+    if request.tie == "columns":
+        found = columns_energy(problem, *rows)[1]
+    else:
+        found = blocks_energy(problem, *rows)[0][:, : request.tree.num_trees]
+    return -found.view(batch, heads, -1)
+
+
+def _in_parts(request: Request) -> Tensor:
     if _differentiable(request):
         return _attend(request)
     # Without a backward pass nothing has to be kept, so a few copies of the tree's rows at a time
@@ -201,6 +281,27 @@ def _fast(request: Request) -> Tensor:
             at = slice(first, first + batch_step), slice(head, head + head_step)
             output[at] = _attend(_part(request, *at))
     return output
+
+
+def _native(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    tree = request.tree
+    compiling = torch.compiler.is_compiling()
+    plan = plan_in_graph(tree_tensors(tree)) if compiling else plan_of(tree)
+    places = [
+        None if part is None else part.to(torch.float32)
+        for part in (request.position_query, request.position_key)
+    ]
+    columns = request.tie == "columns"
+    tensors = request.query, request.key, request.value, plan, request.ignored, *places
+    options = columns, request.causal, request.include_self, request.scale
+    output, log_sums = op.hsa_attention_native(*tensors, *options)
+    if not return_lse:
+        return output, None
+    return output, log_sums if columns else log_sums[..., : tree.num_trees]
+
+
+def _why_unsupported(request: Request) -> str | None:
+    return op.why_unsupported(request.query, request.key, request.value, request.alpha)
 
 
 def _part(request: Request, batch: slice, heads: slice) -> Request:
@@ -254,23 +355,49 @@ def reference_settings(request: Request) -> reference.Settings:
     )
 
 
-def _dense(request: Request) -> Tensor:
+def _dense(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    request = request.widened()
     roots = reference.from_tree(request.tree)
     settings = reference_settings(request)
-    outputs = []
+    outputs, sums = [], []
     for at in range(request.query.shape[0]):
         query, key, value = request.query[at], request.key[at], request.value[at]
-        trees: list[reference.Node] = roots
+        trees: list[reference.Node | None] = list(roots)
         if request.ignored is not None:
             ignored = request.ignored[at]
-            pruned = [reference.prune(root, ignored.tolist()) for root in roots]
-            trees = [root for root in pruned if root is not None]
+            trees = [reference.prune(root, ignored.tolist()) for root in roots]
             query, key, value = (
                 part.masked_fill(ignored[:, None], 0.0) for part in (query, key, value)
             )
         output = torch.zeros_like(value)
-        for root in trees:
+        lse = list(_empty_lse(request)[at].sub(torch.inf).unbind(-1))
+        for number, root in enumerate(trees):
+            if root is None:
+                continue
             result = reference.attention_matrix(query, key, root, settings)
             output = output + result.matrix @ value
+            if request.tie == "blocks":
+                lse[number] = -result.phi[root.number]
+            for row, energy in result.row_energy.items():
+                lse[row] = -energy
         outputs.append(output)
-    return torch.stack(outputs)
+        sums.append(torch.stack(lse, -1))
+    output = _in_the_graph(torch.stack(outputs), request)
+    return output, _in_the_graph(torch.stack(sums), request) if return_lse else None
+
+
+HSA_ATTENTION = Operation(
+    "hsa_attention",
+    (
+        Backend("reference", _dense, "dense recursion, slow"),
+        Backend("torch", _torch, "all families of a depth at once"),
+        native_backend(
+            LIBRARY,
+            _native,
+            "any tree, one pass up and one down, CPU, float32 and bfloat16",
+            _why_unsupported,
+        ),
+    ),
+    preferred=("native", "torch"),
+)
+OPERATIONS = (HSA_ATTENTION, HSA_DECODE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PositionScores = Tensor | tuple[Tensor, Tensor] | None
 TIES = ("blocks", "columns")
-IMPLEMENTATIONS = ("auto", "reference", "torch")
+IMPLEMENTATIONS = ("auto", "reference", "torch", "native")
 
 
 class HSAOptions(TypedDict, total=False):
@@ -31,6 +31,7 @@ class HSAOptions(TypedDict, total=False):
     position_scores: PositionScores
     scale: float | None
     alpha: float | Tensor
+    enable_gqa: bool
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Request:
     """The arguments of a call, checked: tensors are [B, H, N, D], B = 1 if packed."""
 
     query: Tensor  # [B, H, N, D]
-    key: Tensor  # [B, H, N, D]
-    value: Tensor  # [B, H, N, Dv]
+    key: Tensor  # [B, H or fewer, N, D]
+    value: Tensor  # [B, H or fewer, N, Dv]
     tree: SignalTree
     tie: str
     causal: bool
@@ -52,6 +53,20 @@ class Request:
     impl: str
     packed: bool
     dtype: torch.dtype  # of the result
+
+    def widened(self) -> Request:
+        """Return the request with a key head for each query head, in the dtype to work in.
+
+        Sixteen-bit floats are too coarse for scores: one step at 100 is already 0.06 or more.
+        """
+        working = torch.float64 if self.dtype == torch.float64 else torch.float32
+        groups = self.query.shape[1] // max(1, self.key.shape[1])
+        key, value = self.key, self.value
+        if groups > 1:
+            key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+        return replace(
+            self, query=self.query.to(working), key=key.to(working), value=value.to(working)
+        )
 
 
 def check_request(
@@ -67,12 +82,14 @@ def check_request(
     position_scores: PositionScores = None,
     scale: float | None = None,
     alpha: float | Tensor = 1.0,
+    enable_gqa: bool = False,
     impl: str = "auto",
 ) -> Request:
     """Refuse what cannot be meant; return the rest in one shape."""
     _check_choice("tie", tie, TIES)
     _check_choice("impl", impl, IMPLEMENTATIONS)
-    for name, flag in (("causal", causal), ("include_self", include_self)):
+    flags = (("causal", causal), ("include_self", include_self), ("enable_gqa", enable_gqa))
+    for name, flag in flags:
         if not isinstance(flag, bool):
             raise TypeError(f"{name}: got {flag!r}, takes True or False")
     _check_tree(tree)
@@ -81,8 +98,10 @@ def check_request(
             'causal=True needs tie="columns": with tie="blocks" the rows of a block share the mean '
             "of their queries, so a later token would change earlier rows"
         )
-    _check_tensors(query, key, value, tree)
-    if causal and not has_only_a_shape(query) and not plans_of(tree).rows_in_order:
+    _check_tensors(query, key, value, tree, enable_gqa)
+    # A compiled graph cannot look at a tree; the kernel looks when it runs.
+    looks = not torch.compiler.is_compiling() and not has_only_a_shape(query)
+    if causal and looks and not plans_of(tree).rows_in_order:
         raise ValueError(
             "causal=True: the tree's leaves, from left to right, must carry data rows in "
             "increasing order; got a tree whose leaves carry them in another order"
@@ -95,12 +114,11 @@ def check_request(
     elif isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale: got {scale!r}, takes a finite number or None for 1 / sqrt(D)")
     positions = _check_positions(position_scores, heads, tree, query)
-    # Sixteen-bit floats are too coarse for scores: one step at 100 is already 0.06 or more.
     working = torch.float64 if query.dtype == torch.float64 else torch.float32
     return Request(
-        query=tensors[0].to(working),
-        key=tensors[1].to(working),
-        value=tensors[2].to(working),
+        query=tensors[0],
+        key=tensors[1],
+        value=tensors[2],
         tree=tree,
         tie=tie,
         causal=causal,
@@ -128,7 +146,9 @@ def _check_tree(tree: Any) -> None:
         raise TypeError(f"tree: got {type(tree).__name__}, takes a SignalTree")
 
 
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor, tree: SignalTree) -> None:
+def _check_tensors(
+    query: Tensor, key: Tensor, value: Tensor, tree: SignalTree, enable_gqa: bool
+) -> None:
     parts = {"query": query, "key": key, "value": value}
     for name, part in parts.items():
         if not isinstance(part, Tensor):
@@ -143,12 +163,14 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, tree: SignalTree) 
             raise ValueError(
                 f"{name}: got shape {list(part.shape)}, takes [B, H, N, D] or packed [H, N, D]"
             )
-        if part.shape[:-1] != query.shape[:-1]:
+        if enable_gqa and name != "query":
+            _check_groups(name, part, query, key)
+        elif part.shape[:-1] != query.shape[:-1]:
             raise ValueError(
                 f"{name}: got shape {list(part.shape)}, takes {list(query.shape[:-1])} and a "
                 "width, as query has"
             )
-    if key.shape != query.shape:
+    if key.shape[-1] != query.shape[-1]:
         raise ValueError(f"key: got width {key.shape[-1]}, takes that of query, {query.shape[-1]}")
     if query.shape[-1] == 0:
         raise ValueError(f"query: got shape {list(query.shape)}, takes a width of at least 1")
@@ -161,6 +183,18 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, tree: SignalTree) 
         raise ValueError(
             f"tree: is on {tree.parent.device}, query is on {query.device}; move it with "
             "tree.to(query.device)"
+        )
+
+
+def _check_groups(name: str, part: Tensor, query: Tensor, key: Tensor) -> None:
+    """Refuse a key or value whose heads cannot be shared by the heads of the query."""
+    heads, others = query.shape[-3], part.shape[-3]
+    same = part.dim() == query.dim() and part.shape[-2] == query.shape[-2]
+    same = same and part.shape[:-3] == query.shape[:-3] and others == key.shape[-3]
+    if not same or not others or heads % others:
+        raise ValueError(
+            f"{name}: got shape {list(part.shape)}, takes {list(query.shape[:-1])} and a width, "
+            f"or with enable_gqa a number of heads that divides {heads}, the same for key and value"
         )
 
 
@@ -186,7 +220,6 @@ def _check_positions(
     if scores is None:
         return None
     pair = (scores, scores) if isinstance(scores, Tensor) else scores
-    takes = f"[M, P] or [H or 1, M, P] with H = {heads} and M = {tree.num_nodes} nodes"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(
             f"position_scores: got {type(scores).__name__}, takes a tensor or a pair of tensors"
@@ -195,12 +228,17 @@ def _check_positions(
     for part in pair:
         if not isinstance(part, Tensor) or not part.is_floating_point():
             got = part.dtype if isinstance(part, Tensor) else type(part).__name__
-            raise TypeError(f"position_scores: got {got}, takes floating-point tensors {takes}")
+            raise TypeError(
+                f"position_scores: got {got}, takes floating-point tensors "
+                f"{_position_shape(heads, tree)}"
+            )
         shaped = part[None] if part.dim() == 2 else part
-        if shaped.dim() != 3 or shaped.shape[0] not in (1, heads):
-            raise ValueError(f"position_scores: got shape {list(part.shape)}, takes {takes}")
-        if shaped.shape[1] != tree.num_nodes:
-            raise ValueError(f"position_scores: got shape {list(part.shape)}, takes {takes}")
+        fits = shaped.dim() == 3 and (shaped.shape[0] == 1 or shaped.shape[0] == heads)
+        if not fits or shaped.shape[1] != tree.num_nodes:
+            raise ValueError(
+                f"position_scores: got shape {list(part.shape)}, takes "
+                f"{_position_shape(heads, tree)}"
+            )
         if part.device != query.device:
             raise ValueError(f"position_scores: is on {part.device}, query is on {query.device}")
         found.append(shaped)
@@ -212,9 +250,15 @@ def _check_positions(
     return found[0], found[1]
 
 
+def _position_shape(heads: int, tree: SignalTree) -> str:
+    return f"[M, P] or [H or 1, M, P] with H = {heads} and M = {tree.num_nodes} nodes"
+
+
 def _check_alpha(
     alpha: Any, tree: SignalTree, device: torch.device, dtype: torch.dtype
 ) -> Tensor | None:
+    if isinstance(alpha, float) and alpha == 1:
+        return None  # without a look at the tree's depth, for which a graph would be compiled
     depths = tree.max_depth
     takes = f"a number >= 1 or a tensor with one entry for each of the {depths} depths of families"
     if isinstance(alpha, Tensor):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyscale.ops.backends import Backend, Operation
 from polyscale.ops.looks import without_autocast
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 from polyscale.ops.rows import append_rows
@@ -114,3 +115,10 @@ def hsa_decode(
         weights = masked_softmax(torch.cat(scores, -1), torch.cat(allowed, -1))
         mixed = weights @ torch.cat(values, 2).to(dtype)  # [B, Hk, G, Dv]
     return mixed.reshape(batch, heads, 1, -1).to(value.dtype)
+
+
+HSA_DECODE = Operation(
+    "hsa_decode",
+    (Backend("torch", hsa_decode, "one new token over the open families"),),
+    preferred=("torch",),
+)

@@ -11,10 +11,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from polyscale.ops.hsa.api import flat_rows, problem_of
-from polyscale.ops.hsa.blocks import bottom_up
 from polyscale.ops.hsa.checks import HSAOptions, Request, check_request
-from polyscale.ops.hsa.columns import from_spans, row_insides
-from polyscale.ops.hsa.problem import Problem
+from polyscale.ops.hsa.energies import blocks_energy, columns_energy
 from polyscale.ops.hsa.softmax import log_sum
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def hsa_energy(
     >>> abs(hsa_energy(x, x, tree).kl.item()) < 1e-12  # one family is softmax itself
     True
     """
-    request = check_request(query, key, query, tree, impl="auto", **options)
+    request = check_request(query, key, query, tree, impl="auto", **options).widened()
     if certificate and request.alpha is not None:
         raise ValueError(
             f"certificate needs alpha=1, as it is about softmax, got alpha={options['alpha']!r}; "
@@ -80,7 +78,7 @@ def hsa_energy(
             )
     problem = problem_of(request)
     rows = [flat_rows(part, request.ignored) for part in (request.query, request.key)]
-    energies = _blocks_energy if request.tie == "blocks" else _columns_energy
+    energies = blocks_energy if request.tie == "blocks" else columns_energy
     phi, row_energy = energies(problem, *rows)  # [X, M], [X, N]
     shape = query.shape[:-2]
     phi = phi.view(*shape, -1)
@@ -93,77 +91,6 @@ def hsa_energy(
     gap = torch.where(row_energy.view(gap.shape) == torch.inf, 0.0, gap)
     kl = torch.stack([gap[..., low:high].sum(-1) for low, high in pairwise(tree.tree_rows)], -1)
     return HSAEnergy(phi, log_partition, kl)
-
-
-def _leaf_energy(problem: Problem, query: Tensor, key: Tensor) -> Tensor:
-    """Return the energy of every data row on its own: [X, N]."""
-    copies = problem.plan.copies
-    energy = -problem.scale * (query * key).sum(-1).view(copies, -1)
-    if not problem.include_self:
-        return torch.full_like(energy, torch.inf)
-    if problem.counts is not None:
-        leaf = problem.counts[:, problem.tree.row_node.clamp(min=0)]  # [B, N]
-        energy = energy.masked_fill(leaf.repeat_interleave(problem.heads, 0) == 0, torch.inf)
-    return energy.masked_fill(problem.tree.row_node < 0, torch.inf)
-
-
-def _by_node(problem: Problem, leaf_energy: Tensor, inner: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return energies in the order of the nodes: [X, M], from (nodes, [X, nodes]) parts."""
-    leaves = problem.tree.leaf_order
-    parts = [leaf_energy[:, problem.tree.leaf_row[leaves]], *(values for _, values in inner)]
-    nodes = torch.cat([leaves, *(numbers for numbers, _ in inner)])
-    return torch.cat(parts, 1)[:, nodes.argsort()]
-
-
-def _by_row(problem: Problem, per_tree: Tensor) -> Tensor:
-    """Return a value per tree [X, trees] at every row that takes part: [X, N], else infinity."""
-    tree = problem.tree
-    sizes = [high - low for low, high in pairwise(tree.tree_rows)]
-    repeats = torch.tensor(sizes, device=per_tree.device)
-    by_row = per_tree.repeat_interleave(repeats, 1)
-    by_row = by_row.masked_fill(tree.row_node < 0, torch.inf)
-    if problem.counts is not None:
-        left = problem.counts[:, tree.row_node.clamp(min=0)].repeat_interleave(problem.heads, 0)
-        by_row = by_row.masked_fill(left == 0, torch.inf)
-    return by_row
-
-
-def _blocks_energy(problem: Problem, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    copies = problem.plan.copies
-    _, insides = bottom_up(problem, query, key, need_root=True)
-    inner = [
-        (bucket.parents, -part.view(copies, -1))
-        for level, parts in zip(problem.plan.levels, insides, strict=True)
-        for bucket, part in zip(level.buckets, parts, strict=True)
-    ]
-    phi = _by_node(problem, _leaf_energy(problem, query, key), inner)
-    return phi, _by_row(problem, phi[:, : problem.tree.num_trees])
-
-
-def _columns_energy(problem: Problem, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    copies = problem.plan.copies
-    rows = _leaf_energy(problem, query, key)
-    _, values = row_insides(problem, query, key)
-    inner = []
-    for level, parts in zip(problem.plan.levels, values, strict=True):
-        for bucket, part in zip(level.buckets, parts, strict=True):
-            real = bucket.real_leaves
-            if problem.counts is not None:
-                left = problem.counts[:, bucket.leaves].repeat_interleave(problem.heads, 0)
-                real = real & (left > 0)  # [X, F, n]
-            energy = -part.view(copies, bucket.families, -1)
-            number = real.sum(-1)
-            mean = torch.where(real, energy, 0.0).sum(-1) / number.clamp(min=1)
-            inner.append((bucket.parents, mean.masked_fill(number == 0, torch.inf)))
-    phi = _by_node(problem, rows, inner)
-    if not values:
-        return phi, rows
-    reached = -from_spans(problem, 0, [part.unsqueeze(-1) for part in values[0]]).view(copies, -1)
-    alone = torch.zeros(problem.tree.num_rows, dtype=torch.bool, device=query.device)
-    alone[problem.tree.leaf_row[problem.plan.root_leaves]] = True
-    energy = torch.where(alone, rows, reached)
-    shut = torch.isinf(_by_row(problem, torch.zeros_like(phi[:, : problem.tree.num_trees])))
-    return phi, energy.masked_fill(shut, torch.inf)
 
 
 def flat_log_partition(request: Request) -> Tensor:

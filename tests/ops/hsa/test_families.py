@@ -62,10 +62,10 @@ def test_real_trees_are_within_the_bound_at_every_depth() -> None:
 def test_a_plan_is_made_once_per_tree_and_dropped_with_it() -> None:
     tree = SignalTree.from_windows(8, (2, 2))
     query = torch.randn(1, 2, 8, 4)
-    hsa_attention(query, query, query, tree)
+    hsa_attention(query, query, query, tree, impl="torch")
     plans = plans_of(tree)
     before = plans.plan(tree, 2, False)
-    hsa_attention(query, query, query, tree)
+    hsa_attention(query, query, query, tree, impl="torch")
     assert plans_of(tree) is plans
     assert plans.plan(tree, 2, False) is before
     gone, key = weakref.ref(tree), id(tree)
@@ -79,7 +79,7 @@ def test_only_so_many_batch_sizes_are_remembered() -> None:
     tree = SignalTree.from_windows(8, (2, 2))
     for batch in range(1, 3 * families.KEPT_PLANS):
         query = torch.randn(batch, 1, 8, 4)
-        hsa_attention(query, query, query, tree)
+        hsa_attention(query, query, query, tree, impl="torch")
     assert len(plans_of(tree).plans) == families.KEPT_PLANS
 
 
@@ -88,11 +88,13 @@ def test_a_plan_made_under_inference_mode_serves_training() -> None:
     query = torch.randn(1, 2, tree.num_rows, 4)
     with torch.inference_mode():
         for tie in ("blocks", "columns"):
-            hsa_attention(query, query, query, tree, tie=tie)
+            hsa_attention(query, query, query, tree, tie=tie, impl="torch")
     query.requires_grad_()
     places = torch.randn(tree.num_nodes, 2, requires_grad=True)
     for tie in ("blocks", "columns"):
-        output = hsa_attention(query, query, query, tree, tie=tie, position_scores=places)
+        output = hsa_attention(
+            query, query, query, tree, tie=tie, position_scores=places, impl="torch"
+        )
         output.sum().backward()
     assert query.grad is not None
     assert torch.isfinite(query.grad).all()

@@ -1,0 +1,167 @@
+// The library's functions: they cut the work in tasks and run them on the threads that torch has
+// already.
+#include <math.h>
+
+#include "hsa/native/problem.h"
+#include "hsa/native/threads/plan.h"
+#include "native/threads/instructions.h"
+#include "native/threads/team.h"
+
+DECLARE_VARIANTS(hsa)
+
+namespace {
+
+struct Task {
+    int64_t unit, copy;
+};
+
+// Waking threads takes longer than a small problem.
+int worthwhile_threads(const Problem& p) {
+    const double work = (double)p.batch * (double)p.heads * (double)p.rows *
+                        (double)(2 * p.width + p.value_width);
+    return (int)fmin((double)p.threads, 1.0 + work / 5e4);
+}
+
+// Copies of units, and the steps of each: all steps in one task, or one step of a segment.
+class Steps : public Team {
+   public:
+    Steps(const Problem& p, const Variant& v, const Plan& plan, bool backward,
+          const std::vector<Task>& tasks, int64_t own, int64_t shared)
+        : Team((int64_t)tasks.size(), worthwhile_threads(p), own + shared), p_(p), v_(v),
+          plan_(plan), backward_(backward), tasks_(tasks), own_(own) {}
+
+    void task(int64_t number, float* scratch) override {
+        const Task& t = tasks_[(size_t)number];
+        const Unit& unit = plan_.units[t.unit];
+        const Work work = {&p_, &unit, t.copy / p_.heads, t.copy % p_.heads, scratch + own_,
+                           scratch};
+        const int64_t segments = least(unit.chunks, SEGMENTS);
+        const int steps = unit.top < 0 ? 1 : backward_ && p_.columns ? 5 : 3;
+        for (int step = 0; step < steps; step++)
+            for (int64_t s = 0; s < (step % 2 ? 1 : segments); s++)
+                (backward_ ? v_.backward : v_.forward)(&work, step, s);
+    }
+
+   private:
+    const Problem& p_;
+    const Variant& v_;
+    const Plan& plan_;
+    const bool backward_;
+    const std::vector<Task>& tasks_;
+    const int64_t own_;
+};
+
+// One step of trees that several threads share: a task is a segment of a copy of a unit.
+class Step : public Team {
+   public:
+    Step(const Problem& p, const Variant& v, const Plan& plan, bool backward,
+         const std::vector<Task>& tasks, int64_t own, float* shared,
+         const std::vector<int64_t>& offsets, int step)
+        : Team((int64_t)tasks.size() * (step % 2 ? 1 : SEGMENTS), worthwhile_threads(p), own),
+          p_(p), v_(v), plan_(plan), backward_(backward), tasks_(tasks), shared_(shared),
+          offsets_(offsets), step_(step) {}
+
+    void task(int64_t number, float* scratch) override {
+        const int64_t parts = step_ % 2 ? 1 : SEGMENTS;
+        const size_t at = (size_t)(number / parts);
+        const int64_t segment = number % parts;
+        const Task& t = tasks_[at];
+        const Unit& unit = plan_.units[t.unit];
+        if (segment >= least(unit.chunks, SEGMENTS)) return;
+        const Work work = {&p_, &unit, t.copy / p_.heads, t.copy % p_.heads,
+                           shared_ + offsets_[at], scratch};
+        (backward_ ? v_.backward : v_.forward)(&work, step_, segment);
+    }
+
+   private:
+    const Problem& p_;
+    const Variant& v_;
+    const Plan& plan_;
+    const bool backward_;
+    const std::vector<Task>& tasks_;
+    float* const shared_;
+    const std::vector<int64_t>& offsets_;
+    const int step_;
+};
+
+// Rows without a leaf: zero, and nothing to add up.
+void clear_outside(const Problem& p, const Plan& plan, bool backward) {
+    for (int64_t i = 0; i < plan.header->outside; i++)
+        for (int64_t copy = 0; copy < p.batch * p.heads; copy++) {
+            const int64_t b = copy / p.heads, h = copy % p.heads, row = plan.outside[i];
+            const auto clear = [&](const Tensor& t, int64_t width, int64_t size) {
+                memset((char*)t.data + (b * t.batch + h * t.head + row * t.row) * size, 0,
+                       (size_t)(width * size));
+            };
+            if (backward) {
+                clear(p.grad_query, p.width, 4);
+                clear(p.grad_key, p.width, 4);
+                clear(p.grad_value, p.value_width, 4);
+                continue;
+            }
+            clear(p.output, p.value_width, p.bfloat16 ? 2 : 4);
+            if (p.columns) p.log_sums[copy * p.rows + row] = -INFINITY;
+        }
+}
+
+bool run(const Problem& p, bool backward) {
+    const Plan plan = read_plan(p.plan);
+    const Variant& v = variant(p.variant);
+    clear_outside(p, plan, backward);
+    const int64_t copies = p.batch * p.heads, own = v.own_floats(&p, &plan, backward);
+    const int64_t threads = worthwhile_threads(p), all = copies * plan.header->units;
+    // Trees of several chunks are shared among threads where there are too few of them.
+    const bool many = all >= 4 * threads || all % threads == 0;
+    std::vector<Task> whole, parts;
+    std::vector<int64_t> offsets;
+    int64_t shared = 0, most_shared = 0;
+    for (int64_t copy = 0; copy < copies; copy++)
+        for (int64_t unit = 0; unit < plan.header->units; unit++) {
+            const int64_t floats =
+                round_up(v.shared_floats(&p, &plan.units[unit], backward), 16);
+            if (many || plan.units[unit].top < 0) {
+                whole.push_back({unit, copy});
+                most_shared = most(most_shared, floats);
+            } else {
+                parts.push_back({unit, copy});
+                offsets.push_back(shared);
+                shared += floats;
+            }
+        }
+    if (!whole.empty() && !Steps(p, v, plan, backward, whole, round_up(own, 16), most_shared).run())
+        return false;
+    if (parts.empty()) return true;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, (size_t)(shared + 64) * sizeof(float))) return false;
+    bool done = true;
+    for (int step = 0; done && step < (backward && p.columns ? 5 : 3); step++)
+        done = Step(p, v, plan, backward, parts, own, (float*)memory, offsets, step).run();
+    free(memory);
+    return done;
+}
+
+}  // namespace
+
+// Both return 0 when they are done and 1 when they are out of memory.
+extern "C" int hsa_forward(const Problem* problem) {
+    return guarded([&] { return run(*problem, false); });
+}
+
+extern "C" int hsa_backward(const Problem* problem) {
+    return guarded([&] { return run(*problem, true); });
+}
+
+// Cuts a forest in pieces; sets `room` to the size of the plan, which is written if it fits.
+extern "C" int hsa_plan(Forest* forest) {
+    return guarded([&] {
+        forest->room = Planner(*forest).run();
+        return true;
+    });
+}
+
+// 0 portable, 1 AVX2, 2 AVX-512.
+extern "C" int hsa_best_variant() { return best_variant(); }
+
+extern "C" int64_t hsa_problem_size() { return (int64_t)sizeof(Problem); }
+
+extern "C" int64_t hsa_forest_size() { return (int64_t)sizeof(Forest); }

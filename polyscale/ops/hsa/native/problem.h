@@ -1,0 +1,39 @@
+// What hsa_forward and hsa_backward are given, and the table of one set of instructions.
+#pragma once
+#include "hsa/native/plan.h"
+#include "native/common.h"
+
+// One problem. Mirrored by library.py.
+struct Problem {
+    int64_t batch, heads, key_heads, rows, width, value_width;
+    int64_t position_width, position_heads;  // 0: there are no position scores
+    const int32_t* plan;
+    const uint8_t* ignored;                // [batch][rows], or null
+    const float *position_query, *position_key;  // [position_heads][nodes][position_width]
+    Tensor query, key, value, output;
+    Tensor grad_output, grad_query, grad_key, grad_value;  // gradients of the inputs in float32
+    float* log_sums;  // [batch][heads][rows]: of each row, or for blocks of each root, roots first
+    const float* grad_log_sums;                       // likewise, or null
+    float *grad_position_query, *grad_position_key;  // [batch][heads][nodes][position_width]
+    double scale;
+    int32_t columns, causal, include_self, bfloat16, threads, variant;
+};
+
+// What one pass of one copy of one unit works on.
+struct Work {
+    const Problem* problem;
+    const Unit* unit;
+    int64_t batch, head;
+    float* shared;  // of this copy of the unit: what its steps hand on
+    float* own;     // of this thread
+};
+
+// One set of instructions. Memory is aligned to 64 bytes.
+struct Variant {
+    // Floats that all steps of one copy of the unit share, and that a thread needs for itself.
+    int64_t (*shared_floats)(const Problem*, const Unit*, bool backward);
+    int64_t (*own_floats)(const Problem*, const Plan*, bool backward);
+    // Even steps are run for every segment of a unit, odd steps once, in order.
+    void (*forward)(const Work*, int step, int64_t segment);
+    void (*backward)(const Work*, int step, int64_t segment);
+};
