@@ -35,7 +35,6 @@ def inject_hsa(
     tokenizer: Any = None,
     sentence_ends: Sequence[int] = (),
     dropout: str = "refuse",
-    open_blocks: int = 0,
 ) -> PreTrainedModel:
     """Turn attention layers of a Hugging Face model to HSA, in place; `restore` undoes it.
 
@@ -60,9 +59,6 @@ def inject_hsa(
         sentence_ends: or those tokens' ids themselves.
         dropout: what to do in training with attention dropout, which HSA has no matrix for:
             `"refuse"`, or `"off"` to train without it.
-        open_blocks: how many of the nodes that a token attends to most it sees as their children
-            instead of as one mean; much closer to softmax at some cost, with `tie="columns"` and
-            without a cache.
 
     >>> from transformers import BertConfig, BertModel
     >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
@@ -91,7 +87,6 @@ def inject_hsa(
         sink_queries=sink_queries,
         sentence_ends=whole_numbers("sentence_ends", sentence_ends),
         dropout=dropout,
-        open_blocks=open_blocks,
     )
     if any(causal):
         if tie == "blocks":
