@@ -12,6 +12,7 @@ from polyscale.layers.hsa import HSAAttention, HTELayer
 from polyscale.ops.hkt.api import hkt_attention
 from polyscale.ops.hsa import hsa_attention, hsa_energy, hsa_matrix
 from polyscale.ops.implementations import implementations
+from polyscale.ops.opened import opened_attention
 from polyscale.trees import SignalTree
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ __all__ = [
     "inject_hsa",
     "load_injected",
     "load_task",
+    "opened_attention",
     "plan_injection",
     "restore",
     "save_injected",

@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
+from polyscale.ops.backends import Operation
 from polyscale.ops.hkt.native.build import availability
 from polyscale.ops.hkt.triton import triton_unavailable
+from polyscale.ops.opened.api import OPERATION as OPENED
 
 
 class Implementation(NamedTuple):
@@ -30,4 +32,14 @@ def implementations() -> list[Implementation]:
         Implementation("hkt_attention", "triton", no_triton is None, triton),
         Implementation("hsa_attention", "reference", True, "dense recursion, slow"),
         Implementation("hsa_attention", "torch", True, "all families of a depth at once"),
+        *_of(OPENED),
     ]
+
+
+def _of(operation: Operation) -> list[Implementation]:
+    found = []
+    for backend in operation.backends:
+        reason = backend.why_unavailable()
+        why = backend.description if reason is None else reason
+        found.append(Implementation(operation.name, backend.name, reason is None, why))
+    return found
