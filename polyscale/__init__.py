@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from polyscale import theory
     from polyscale.data import load_task
     from polyscale.inject import (
+        LevelCache,
         inject_hsa,
+        inject_opened,
         load_injected,
         plan_injection,
         restore,
@@ -61,7 +63,9 @@ _LATER = {
         "collate_trees",
     ),
     "polyscale.inject": (
+        "LevelCache",
         "inject_hsa",
+        "inject_opened",
         "load_injected",
         "plan_injection",
         "restore",
@@ -87,6 +91,7 @@ __all__ = [
     "HTEForClassification",
     "HTELayer",
     "HTEModel",
+    "LevelCache",
     "SignalTree",
     "byte_tokenizer",
     "collate_trees",
@@ -96,6 +101,7 @@ __all__ = [
     "hsa_matrix",
     "implementations",
     "inject_hsa",
+    "inject_opened",
     "load_injected",
     "load_task",
     "opened_attention",

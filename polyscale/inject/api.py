@@ -15,6 +15,8 @@ from polyscale.inject.attention import NAME, RECORD, InjectedLayer
 from polyscale.inject.cache import own_layer
 from polyscale.inject.layout import Tokens, check_prefix
 from polyscale.inject.modules import attention_layers, check_module, choose_layers, is_causal
+from polyscale.inject.opened import opened_settings, restore_opened
+from polyscale.inject.opened_settings import OpenedSettings
 from polyscale.inject.settings import SENTENCES, HSASettings, whole_numbers
 from polyscale.trees import SignalTree
 
@@ -76,7 +78,7 @@ def inject_hsa(
         sentence_ends = sentence_end_ids(tokenizer)
     for number in chosen:
         check_module(modules[number], number)
-        if hasattr(modules[number], RECORD):
+        if hasattr(modules[number], RECORD) or number in opened_settings(model):
             raise ValueError(f"layers: layer {number} is injected already; restore(model) first")
     causal = [is_causal(modules[number]) for number in chosen]
     settings = HSASettings(
@@ -110,7 +112,9 @@ def inject_hsa(
 
 
 def restore(model: PreTrainedModel, layers: Sequence[int] | None = None) -> PreTrainedModel:
-    """Take HSA out of the injected layers, all or some, and return the model as it was.
+    """Take out what `inject_hsa` or `inject_opened` put into layers, all or some.
+
+    The model is changed and returned, with every layer as it was.
 
     >>> from transformers import BertConfig, BertModel
     >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
@@ -127,6 +131,7 @@ def restore(model: PreTrainedModel, layers: Sequence[int] | None = None) -> PreT
         for handle in record.handles:
             handle.remove()
         delattr(module, RECORD)
+    restore_opened(model, [modules[number] for number in choose_layers(layers, len(modules))])
     _note_alone(modules)
     left = [getattr(module, RECORD) for module in modules if hasattr(module, RECORD)]
     handle = getattr(model.base_model, TOKENS_HANDLE, None)
@@ -141,10 +146,12 @@ def injected_layers(model: PreTrainedModel) -> list[int]:
     return sorted(injected_settings(model))
 
 
-def injected_settings(model: PreTrainedModel) -> dict[int, HSASettings]:
+def injected_settings(model: PreTrainedModel) -> dict[int, HSASettings | OpenedSettings]:
     """Return the settings of each injected layer, by its number."""
     records = [getattr(module, RECORD, None) for module in attention_layers(model)]
-    return {record.number: record.settings for record in records if record is not None}
+    found: dict[int, HSASettings | OpenedSettings] = dict(opened_settings(model))
+    found.update({record.number: record.settings for record in records if record is not None})
+    return found
 
 
 def _inject(module: nn.Module, number: int, settings: HSASettings) -> None:

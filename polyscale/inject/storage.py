@@ -13,13 +13,24 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from polyscale._files import follow_umask
 from polyscale.inject.api import inject_hsa, injected_settings
+from polyscale.inject.opened import inject_opened
+from polyscale.inject.opened_settings import OpenedSettings
 from polyscale.inject.settings import HSASettings
 from polyscale.trees import SignalTree
 
 FILE = "polyscale_injection.json"
 FORMAT = "polyscale.injection"
-VERSION = 1
-KEYS = tuple(HSASettings(()).as_dict())
+VERSION = 2
+READABLE = (1, 2)  # version 1 knew HSA alone
+KEYS = {
+    "hsa": tuple(HSASettings(()).as_dict()),
+    "opened": tuple(OpenedSettings().as_dict()),
+}
+GONE = (
+    "open_blocks has been removed: inject HSA without it (load the folder with from_pretrained and "
+    "call polyscale.inject_hsa), or polyscale.inject_opened, which opens attention where the "
+    "queries look"
+)
 
 
 def save_injected(model: PreTrainedModel, directory: str | os.PathLike[str]) -> Path:
@@ -44,7 +55,10 @@ def save_injected(model: PreTrainedModel, directory: str | os.PathLike[str]) -> 
         raise ValueError("model: no layer is injected; save_pretrained saves it")
     for group in groups:
         settings = group["settings"]
-        if isinstance(settings.hierarchy, SignalTree):
+        group["kind"] = "opened" if isinstance(settings, OpenedSettings) else "hsa"
+        if isinstance(settings, OpenedSettings):
+            group["settings"] = settings.as_dict()
+        elif isinstance(settings.hierarchy, SignalTree):
             group["settings"] = {
                 **replace(settings, hierarchy=()).as_dict(),
                 "hierarchy": f"tree_{len(trees)}.json",
@@ -79,8 +93,14 @@ def load_injected(
     if model_class is None:
         model_class = _class_of(path)
     model = model_class.from_pretrained(path, use_safetensors=True, **kwargs)
-    for layers, settings in groups:
-        inject_hsa(model, layers=layers, **settings)
+    for layers, kind, settings in groups:
+        if kind == "opened":
+            found = OpenedSettings.from_dict(settings)
+            prompt = {**found.prompt, "dense": found.dense}
+            cache = {**found.cache, "at_once": found.at_once}
+            inject_opened(model, layers, prompt=prompt, cache=cache, strict=found.strict)
+        else:
+            inject_hsa(model, layers=layers, **settings)
     return model
 
 
@@ -89,7 +109,7 @@ def _class_of(path: Path) -> Any:
     return getattr(transformers, names[0], AutoModel) if names else AutoModel
 
 
-def _read(path: Path) -> list[tuple[list[int], dict[str, Any]]]:
+def _read(path: Path) -> list[tuple[list[int], str, dict[str, Any]]]:
     where = path / FILE
     try:
         data = json.loads(where.read_text())
@@ -97,23 +117,29 @@ def _read(path: Path) -> list[tuple[list[int], dict[str, Any]]]:
         raise ValueError(f"{where}: not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"{where}: does not say that its format is {FORMAT}")
-    if data.get("version") != VERSION:
-        raise ValueError(f"{where}: has version {data.get('version')!r}, takes {VERSION}")
+    if data.get("version") not in READABLE:
+        raise ValueError(
+            f"{where}: has version {data.get('version')!r}, takes {READABLE[0]} to {VERSION}"
+        )
     found = []
     groups = data.get("groups")
     for group in groups if isinstance(groups, list) else [None]:
         group = group if isinstance(group, dict) else {}
-        settings = group.get("settings")
-        if not isinstance(settings, dict) or sorted(settings) != sorted(KEYS):
+        kind, settings = group.get("kind", "hsa"), group.get("settings")
+        if isinstance(settings, dict) and settings.pop("open_blocks", 0):
+            raise ValueError(f"{where}: {GONE}")
+        keys = KEYS.get(kind) if isinstance(kind, str) else None
+        if keys is None or not isinstance(settings, dict) or sorted(settings) != sorted(keys):
             raise ValueError(
-                f"{where}: groups takes layers and settings with {', '.join(KEYS)} for each"
+                f"{where}: groups takes layers, a kind ({' or '.join(KEYS)}) and settings with "
+                f"{', '.join(keys or KEYS['hsa'])} for each"
             )
         layers = group.get("layers")
         if not isinstance(layers, list):
             raise ValueError(f"{where}: layers takes a list of numbers, got {layers!r}")
-        hierarchy = settings["hierarchy"]
+        hierarchy = settings.get("hierarchy")
         if isinstance(hierarchy, str) and hierarchy.startswith("tree_"):
             # A plain file name: nothing outside of the folder is read.
             settings["hierarchy"] = SignalTree.load(path / Path(hierarchy).name)
-        found.append((layers, settings))
+        found.append((layers, kind, settings))
     return found
