@@ -12,6 +12,7 @@ from polyscale.layers.hsa import HSAAttention, HTELayer
 from polyscale.ops.hkt.api import hkt_attention
 from polyscale.ops.hsa import hsa_attention, hsa_energy, hsa_matrix
 from polyscale.ops.implementations import implementations
+from polyscale.ops.levels import LevelSettings, LevelStore, level_attention
 from polyscale.ops.opened import opened_attention
 from polyscale.trees import SignalTree
 
@@ -92,6 +93,8 @@ __all__ = [
     "HTELayer",
     "HTEModel",
     "LevelCache",
+    "LevelSettings",
+    "LevelStore",
     "SignalTree",
     "byte_tokenizer",
     "collate_trees",
@@ -102,6 +105,7 @@ __all__ = [
     "implementations",
     "inject_hsa",
     "inject_opened",
+    "level_attention",
     "load_injected",
     "load_task",
     "opened_attention",

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -172,17 +171,12 @@ class LevelCache(Cache):
         tensors: dict[str, Tensor] = {}
         kinds = []
         for number, layer in enumerate(self.layers):
-            levels = isinstance(layer, LevelLayer)
-            kinds.append("levels" if levels else type(layer).__name__)
-            if levels:
+            if isinstance(layer, LevelLayer):
+                kinds.append("levels")
                 state = layer.state()
             else:
-                state = {"keys": layer.keys, "values": layer.values} if layer.keys is not None else {}
-                if layer.get_seq_length() != (0 if layer.keys is None else layer.keys.shape[2]):
-                    raise ValueError(
-                        f"cache: layer {number} forgets tokens (a sliding window), so it cannot "
-                        "be saved"
-                    )
+                kinds.append(type(layer).__name__)
+                state = _whole_keys(layer, number)
             tensors.update({f"{number}.{name}": part.contiguous() for name, part in state.items()})
         about = {
             "format": FORMAT,
@@ -225,3 +219,15 @@ class LevelCache(Cache):
                     layer = found.layers[number] = DynamicLayer()
                 layer.update(state["keys"], state["values"])
         return found
+
+
+def _whole_keys(layer: Any, number: int) -> dict[str, Tensor]:
+    """Return what an ordinary layer holds."""
+    if not layer.get_seq_length():
+        return {}
+    if layer.get_seq_length() != layer.keys.shape[2]:
+        raise ValueError(
+            f"cache must hold whole keys to be saved, got layer {number} with a sliding window, "
+            "which forgets tokens"
+        )
+    return {"keys": layer.keys, "values": layer.values}

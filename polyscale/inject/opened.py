@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
-from polyscale.inject.level_cache import LevelCache, LevelLayer
+from polyscale.inject.level_cache import LevelCache
+from polyscale.inject.level_layer import LevelLayer
 from polyscale.inject.modules import attention_layers, choose_layers, is_causal
 from polyscale.inject.opened_attention import NAME, RECORD, OpenedLayer
 from polyscale.inject.opened_settings import OpenedSettings
@@ -121,7 +122,9 @@ def _cache_layers(model: PreTrainedModel) -> list[Any]:
 def _number(module: nn.Module) -> int:
     number: Any = getattr(module, "layer_idx", None)
     if number is None:
-        raise ValueError("model must have decoder layers with a number (layer_idx), got one without")
+        raise ValueError(
+            "model must have decoder layers with a number (layer_idx), got one without"
+        )
     return number
 
 
@@ -245,9 +248,7 @@ def _new_cache(model: PreTrainedModel) -> LevelCache:
     return cache
 
 
-def _warn_of_labels(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _warn_of_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say once that the loss of a text read in the serving mode is no fair figure."""
     if kwargs.get("labels") is None:
         return

@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import output_capturing
 
-from polyscale.inject.level_cache import LevelLayer
+from polyscale.inject.level_layer import LevelLayer
 from polyscale.inject.masks import read_mask
 from polyscale.inject.opened_settings import OpenedSettings
 from polyscale.ops.opened import opened_attention

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import polyscale as ps
-from polyscale.inject.level_cache import LevelLayer
+from polyscale.inject.level_layer import LevelLayer
 from tests.inject.models import llama, logits, text
 from tests.inject.test_opened import ALL, DECODERS, GREEDY, SMALL, exactly
 
@@ -39,9 +39,7 @@ def test_generate_writes_as_the_original_if_everything_is_read_exactly(name: str
     model = DECODERS[name]()
     expected = model.generate(text(2, 40), max_new_tokens=20, **GREEDY)
     exactly(model)
-    output = model.generate(
-        text(2, 40), max_new_tokens=20, return_dict_in_generate=True, **GREEDY
-    )
+    output = model.generate(text(2, 40), max_new_tokens=20, return_dict_in_generate=True, **GREEDY)
     assert isinstance(output.past_key_values, ps.LevelCache)
     assert torch.equal(output.sequences, expected)
 
@@ -124,9 +122,7 @@ def test_prompts_in_parts_at_block_boundaries_are_read_as_in_one() -> None:
 def test_generation_goes_on_from_the_cache_it_returned() -> None:
     model = coarse()
     whole = model.generate(text(1, 120), max_new_tokens=30, **GREEDY)
-    first = model.generate(
-        text(1, 120), max_new_tokens=10, return_dict_in_generate=True, **GREEDY
-    )
+    first = model.generate(text(1, 120), max_new_tokens=10, return_dict_in_generate=True, **GREEDY)
     rest = model.generate(
         first.sequences, past_key_values=first.past_key_values, max_new_tokens=20, **GREEDY
     )

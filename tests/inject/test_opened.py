@@ -231,7 +231,5 @@ def test_a_pickled_model_stays_injected() -> None:
     model = exactly(llama())
     again = pickle.loads(pickle.dumps(model))
     assert injected_layers(again) == [0, 1, 2]
-    output = again.generate(
-        text(1, 20), max_new_tokens=3, return_dict_in_generate=True, **GREEDY
-    )
+    output = again.generate(text(1, 20), max_new_tokens=3, return_dict_in_generate=True, **GREEDY)
     assert isinstance(output.past_key_values, ps.LevelCache)

@@ -1,0 +1,7 @@
+"""Attention over a cache with levels of precision."""
+
+from polyscale.ops.levels.api import LevelAudit, level_attention, level_audit
+from polyscale.ops.levels.settings import LevelSettings
+from polyscale.ops.levels.store import LevelStore
+
+__all__ = ["LevelAudit", "LevelSettings", "LevelStore", "level_attention", "level_audit"]
