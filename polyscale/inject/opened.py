@@ -187,6 +187,13 @@ def _pass_level(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Tell the attention function which layer of a `LevelCache` is its own."""
     for value in (*args, *kwargs.values()):
+        if isinstance(value, Cache) and not isinstance(value, LevelCache):
+            layers = getattr(value, "layers", [])[_number(module) :]
+            if layers and not isinstance(layers[0], DynamicLayer):
+                raise ValueError(
+                    "past_key_values must be a LevelCache or a DynamicCache for an injected "
+                    f"model, got a {type(value).__name__} of {type(layers[0]).__name__}"
+                )
         if isinstance(value, LevelCache):
             layer = value.layers[_number(module)]
             if not isinstance(layer, LevelLayer):

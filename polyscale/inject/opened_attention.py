@@ -69,7 +69,7 @@ def opened_attention_forward(
     settings = layer.settings
     queries = query.shape[2]
     past = key.shape[2] - queries if level_layer is None else level_layer.get_seq_length()
-    _refuse(layer, kwargs, dropout, is_causal, attention_mask, past + queries)
+    _refuse(layer, kwargs, dropout, is_causal, past + queries)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     decoding = past > 0 and queries <= settings.at_once
     dense = past + queries <= settings.dense
@@ -83,7 +83,7 @@ def opened_attention_forward(
             )
         real = mask.real  # [B, M]
     if level_layer is not None:
-        level_layer.append(key, value, None if real is None else real[:, past:])
+        level_layer.append(key, value, real)
         if decoding:
             return level_layer.attend(query, scale).transpose(1, 2), None
         if past:
@@ -116,7 +116,6 @@ def _refuse(
     kwargs: dict[str, Any],
     dropout: float,
     is_causal: bool | None,
-    mask: Tensor | None,
     keys: int,
 ) -> None:
     where = f"layer {layer.number} cannot be served by opened attention"
@@ -135,11 +134,6 @@ def _refuse(
         raise ValueError(
             f"{where} in training with attention dropout {dropout}: there is no matrix to drop "
             "from; call model.eval(), or set the dropout to 0"
-        )
-    if mask is not None and mask.dim() == 4 and mask.shape[-1] != keys:
-        raise ValueError(
-            f"past_key_values must be a LevelCache or a DynamicCache for an injected model, got "
-            f"one of {mask.shape[-1]} columns for {keys} tokens (a static cache?)"
         )
     wanted = kwargs.get("output_attentions")
     if wanted is None:

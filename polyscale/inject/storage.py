@@ -131,8 +131,8 @@ def _read(path: Path) -> list[tuple[list[int], str, dict[str, Any]]]:
         keys = KEYS.get(kind) if isinstance(kind, str) else None
         if keys is None or not isinstance(settings, dict) or sorted(settings) != sorted(keys):
             raise ValueError(
-                f"{where}: groups takes layers, a kind ({' or '.join(KEYS)}) and settings with "
-                f"{', '.join(keys or KEYS['hsa'])} for each"
+                f"{where}: groups takes layers and settings with "
+                f"{', '.join(keys or KEYS['hsa'])} for each, and a kind, {' or '.join(KEYS)}"
             )
         layers = group.get("layers")
         if not isinstance(layers, list):
