@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from polyscale.inject.level_cache import LevelCache
 from polyscale.inject.level_layer import LevelLayer
