@@ -43,8 +43,8 @@ def inject_opened(
     """Let a decoder read long prompts by opened attention and decode from coarse levels.
 
     No weight changes; `restore` takes it out again. Prompts are read by `opened_attention`, short
-    ones densely. Tokens are decoded from a `LevelCache`, which `generate` and a call without a
-    cache make themselves; with an ordinary `DynamicCache` of the user's they are decoded densely.
+    ones densely. Tokens are decoded from a `LevelCache`, which `generate` and, in eval mode, a call
+    without a cache make themselves; with an ordinary `DynamicCache` of the user's they are decoded densely.
 
     The mode is *serving*: later tokens of a prompt help to choose what earlier ones see. That is
     right for what follows a prompt, and would flatter the loss of the prompt's own tokens: for
@@ -61,13 +61,14 @@ def inject_opened(
             are decoded, each choosing for itself; more are the next part of a prompt.
         strict: whether only a query's own and earlier queries choose for it, for training.
 
+    >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(
     ...     vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
     ...     num_attention_heads=2,
     ... )
-    >>> model = inject_opened(LlamaForCausalLM(config), prompt={"heavy": 256})
-    >>> type(model(torch.tensor([[1, 2, 3]])).past_key_values).__name__
+    >>> model = inject_opened(LlamaForCausalLM(config).eval(), prompt={"heavy": 256})
+    >>> type(model(input_ids=torch.tensor([[1, 2, 3]])).past_key_values).__name__
     'LevelCache'
     """
     modules = attention_layers(model)
