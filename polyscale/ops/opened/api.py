@@ -13,14 +13,25 @@ from polyscale.checks import check_flag, check_integer
 from polyscale.ops.backends import Backend, Operation
 from polyscale.ops.hkt.api import check_cu_seqlens, check_padding_mask
 from polyscale.ops.opened.audit import Audit
+from polyscale.ops.opened.fused import opened_attention_native, why_not
+from polyscale.ops.opened.native.library import why_unavailable
 from polyscale.ops.opened.places import Places, sink_columns
 from polyscale.ops.opened.reference import opened_attention_reference
 from polyscale.ops.opened.settings import check_settings
 
 OPERATION = Operation(
     "opened_attention",
-    (Backend("reference", opened_attention_reference, "dense, any dtype, memory N^2"),),
-    preferred=("reference",),
+    (
+        Backend("reference", opened_attention_reference, "dense, any dtype, memory N^2"),
+        Backend(
+            "native",
+            opened_attention_native,
+            "fused, CPU, float32 and bfloat16, memory linear in N",
+            why_unavailable,
+            why_not,
+        ),
+    ),
+    preferred=("native", "reference"),
 )
 
 

@@ -104,6 +104,30 @@ INLINE Vector exponential(Vector x) {
     return y * (Vector)((bits(shifted) << 23) + 0x3F800000);
 }
 
+// 2**x for x <= 0, within 2e-7; exactly 0 below -126.5.
+INLINE Vector power_of_two(Vector x) {
+    const Vector shift = splat(12582912.0f);  // 1.5 * 2**23: the whole part stands in the low bits
+    x = larger(splat(-127.0f), x);
+    const Vector shifted = x + shift;
+    const Vector f = x - (shifted - shift);
+    Vector y = splat(0.001326472731307149f);
+    y = y * f + splat(0.009671512991189957f);
+    y = y * f + splat(0.05550733581185341f);
+    y = y * f + splat(0.24022242426872253f);
+    y = y * f + splat(0.6931470036506653f);
+    y = y * f + splat(1.0f);
+    return y * (Vector)((bits(shifted) << 23) + 0x3F800000);
+}
+
+// The sum of the lanes.
+INLINE float total(Vector x) {
+    float lanes[WIDTH];
+    store(lanes, x);
+    UNROLL for (int half = WIDTH / 2; half > 0; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
 // acc[r][c] += sum_k a(r, k) * b[k][c], where a(r, k) is rows[r][k], or if TRANSPOSED
 // rows[0][k * pitch + r].
 template <int R, int C, bool TRANSPOSED>
