@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyscale.checks import check_integer, check_number
 from polyscale.ops.backends import Backend, Operation
+from polyscale.ops.levels.native import op
 from polyscale.ops.levels.reference import (
     Opening,
     attention_rows,
@@ -19,8 +20,11 @@ _REFERENCE = "dense, any dtype and device"
 
 ATTENTION = Operation(
     "level_attention",
-    (Backend("reference", level_attention_reference, _REFERENCE),),
-    preferred=("reference",),
+    (
+        Backend("reference", level_attention_reference, _REFERENCE),
+        Backend("native", op.attend, "fused, CPU", why_unsupported=op.why_not_attend),
+    ),
+    preferred=("native", "reference"),
 )
 
 

@@ -80,7 +80,7 @@ def pack(store: LevelStore, row: int, first: int, key: Tensor, value: Tensor) ->
     if settings.value_bits == 4:
         scale, codes, rest = quantize_symmetric(value, 7)
         store.value_scales[row, :, here] = scale.transpose(-1, -2)
-        store.value_codes[row, :, here] = pack_values(pad_channels(codes + 8), 4)
+        store.value_codes[row, :, here] = pack_values(pad_channels(codes) + 8, 4)
         if settings.is_8bit:
             store.value_rest[row, :, tokens] = pack_rest(pad_channels(rest)).flatten(1, 2)
         return

@@ -57,7 +57,7 @@ def attention_rows(
 ) -> Rows:
     """The rows of attention and what they are made of."""
     dtype = accumulation_dtype(query.dtype)
-    batch, heads, count, _ = query.shape
+    _batch, heads, count, _ = query.shape
     grouped = query.to(dtype).unflatten(1, (store.heads, heads // store.heads))  # [B, Hk, G, Q, D]
     coarse_key, coarse_value = (x.unsqueeze(2) for x in coarse_level(store, dtype))
     exact_key, exact_value = (x.unsqueeze(2) for x in exact_level(store, dtype))

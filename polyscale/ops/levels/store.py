@@ -74,7 +74,11 @@ class LevelStore:
             for name, (shape, kept) in shapes.items()
         }
         lengths = torch.zeros(batch, dtype=torch.int64, device=device)
-        return cls(settings, width, value_width, lengths, **arrays)
+        return cls(settings, width, value_width, lengths, **arrays, longest=0, native=None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle takes: not the addresses of these arrays."""
+        return {**self.__dict__, "native": None}
 
     @property
     def batch(self) -> int:
@@ -202,7 +206,12 @@ class LevelStore:
         """A store on another device."""
         moved = {name: getattr(self, name).to(device) for name in (*_ARRAYS, "lengths")}
         return LevelStore(
-            self.settings, self.width, self.value_width, longest=self.longest, **moved
+            self.settings,
+            self.width,
+            self.value_width,
+            longest=self.longest,
+            native=None,
+            **moved,
         )
 
     def state(self) -> dict[str, Tensor]:
@@ -216,8 +225,8 @@ class LevelStore:
             for name, array in self.arrays().items()
         }
         settings = self.settings
-        about = (*settings.bits, EXACT.index(settings.exact), settings.sinks)
-        about += (self.width, self.value_width)
+        about = [*settings.bits, EXACT.index(settings.exact), settings.sinks]
+        about += [self.width, self.value_width]
         return {**kept, "lengths": self.lengths.clone(), "settings": torch.tensor(about)}
 
     @classmethod
@@ -228,7 +237,7 @@ class LevelStore:
         lengths = state["lengths"].clone()
         arrays = {name: state[name].contiguous() for name in _ARRAYS}
         longest = int(lengths.max()) if len(lengths) else 0
-        return cls(settings, width, value_width, lengths, **arrays, longest=longest)
+        return cls(settings, width, value_width, lengths, **arrays, longest=longest, native=None)
 
     def bytes_held(self) -> int:
         """Bytes of the blocks that hold tokens, scales and all."""

@@ -1,0 +1,189 @@
+// Attention on several threads. What is one task does not depend on their number.
+#pragma once
+#include <memory>
+
+#include "../problem.h"
+#include "native/threads/instructions.h"
+#include "native/threads/team.h"
+
+DECLARE_VARIANTS(levels)
+
+namespace {
+
+// Units that are worked on together need memory; these are floats for all of them, 64 MiB.
+const int64_t MOST_FLOATS = (int64_t)1 << 24;
+
+// Memory of the calling thread, kept for its next call: fresh pages cost more than a short cache.
+class Memory {
+   public:
+    ~Memory() { free(data_); }
+    float* take(int64_t floats) {
+        if (floats > size_) {
+            free(data_);
+            data_ = nullptr, size_ = 0;
+            void* fresh = nullptr;
+            if (posix_memalign(&fresh, 64, (size_t)floats * sizeof(float))) throw std::bad_alloc();
+            data_ = (float*)fresh, size_ = floats;
+        }
+        return data_;
+    }
+
+   private:
+    float* data_ = nullptr;
+    int64_t size_ = 0;
+};
+
+class Units {
+   public:
+    explicit Units(const Attention& a) : a_(a), store_(*a.store) {
+        const Head head(store_, 0, 0);
+        group_ = a.heads / store_.heads;
+        wide_ = head.wide;
+        pitch_ = round_up(a.longest, BLOCK);
+        always_pitch_ = round_up(least(a.longest, store_.sinks + most(a.near, BLOCK)), LANES);
+        room_ = a.mass < 0.0 ? least(a.heavy, a.longest) : a.longest;
+        stretches_ = pitch_ / STRETCH + 1;
+        parts_ = stretches_ + always_pitch_ / PIECE + 1 + room_ / PIECE + 1;
+        part_size_ = 2 + head.value_wide;
+        floats_ = group_ * (wide_ + pitch_ + 2 * stretches_ + always_pitch_ + parts_ * part_size_);
+        floats_ += (a.mass < 0.0 ? 0 : pitch_) + room_ + 8 * LANES;
+        count_ = store_.batch * store_.heads * a.queries;
+    }
+
+    int64_t count() const { return count_; }
+    int64_t at_once() const { return most(1, least(count_, MOST_FLOATS / floats_)); }
+    int64_t floats() const { return round_up(floats_, LANES); }
+
+    // Unit `number` with memory of its own, its query read.
+    Unit make(int64_t number, float* memory) const {
+        const int64_t query = number % a_.queries, row = number / a_.queries;
+        const int64_t head = row % store_.heads, batch = row / store_.heads;
+        Unit u;
+        u.from = Head(store_, batch, head);
+        u.group = group_, u.chosen = 0;
+        u.seen = most(0, store_.lengths[batch] - a_.queries + query + 1);
+        u.first = least(store_.sinks, u.seen);
+        u.newest = most(u.first, least(u.seen / BLOCK * BLOCK, u.seen - a_.near));
+        u.pitch = round_up(most(u.newest, 1), BLOCK);
+        u.always_pitch = round_up(u.always_count(), LANES);
+        Scratch scratch{memory};
+        u.query = scratch.take(group_ * wide_);
+        u.coarse = scratch.take(group_ * pitch_);
+        u.stretches = scratch.take(group_ * 2 * stretches_);
+        u.always = scratch.take(group_ * always_pitch_);
+        u.parts = scratch.take(group_ * parts_ * part_size_);
+        u.masses = a_.mass < 0.0 ? nullptr : scratch.take(pitch_);
+        u.opened = (int32_t*)scratch.take(room_);
+        const int64_t from = batch * a_.query.batch + query * a_.query.row;
+        for (int64_t g = 0; g < group_; g++) {
+            const int64_t at = from + (head * group_ + g) * a_.query.head;
+            for (int64_t c = 0; c < wide_; c++) {
+                float x = 0.0f;
+                if (c < store_.width)
+                    x = store_.bfloat16 ? from_bfloat16(((const uint16_t*)a_.query.data)[at + c])
+                                        : ((const float*)a_.query.data)[at + c];
+                u.query[g * wide_ + c] = x * (float)a_.scale;
+            }
+        }
+        return u;
+    }
+
+    // What a unit found, into the output.
+    void write(int64_t number, const Unit& u) const {
+        const int64_t query = number % a_.queries, row = number / a_.queries;
+        const int64_t head = row % store_.heads, batch = row / store_.heads;
+        const int64_t to = batch * a_.output.batch + query * a_.output.row;
+        for (int64_t g = 0; g < group_; g++) {
+            const int64_t at = to + (head * group_ + g) * a_.output.head;
+            const float* from = u.part(0) + g * part_size_ + 2;
+            for (int64_t c = 0; c < store_.value_width; c++) {
+                const float x = u.seen ? from[c] : 0.0f;
+                if (store_.bfloat16) ((uint16_t*)a_.output.data)[at + c] = to_bfloat16(x);
+                else ((float*)a_.output.data)[at + c] = x;
+            }
+        }
+        if (!a_.opened) return;
+        a_.counts[number] = (int32_t)u.chosen;
+        memcpy(a_.opened + number * a_.room, u.opened, (size_t)u.chosen * sizeof(int32_t));
+    }
+
+    // Waking threads takes longer than a small problem.
+    int threads() const {
+        const double products = (double)(count_ * group_) * (double)a_.longest *
+                                (double)(store_.width + store_.value_width);
+        return (int)least(a_.threads, (int64_t)(1.0 + products / 4e5));
+    }
+
+   private:
+    const Attention& a_;
+    const Store& store_;
+    int64_t group_, wide_, pitch_, always_pitch_, room_, stretches_, parts_, part_size_, floats_;
+    int64_t count_;
+};
+
+enum Phase { SCORES, CHOICE, WEIGHTS, MERGE };
+
+// One phase of all units. Tasks are numbered through, unit after unit.
+class Attend : public Team {
+   public:
+    Attend(const Attention& a, const Variant& v, Phase phase, std::vector<Unit>& units, int threads,
+           const std::vector<int64_t>& starts)
+        : Team(starts.back(), threads, v.scratch_floats(&a)),
+          a_(a), v_(v), phase_(phase), units_(units), starts_(starts) {}
+
+    static int64_t tasks(Phase phase, const Unit& u) {
+        if (!u.seen) return 0;
+        if (phase == CHOICE || phase == MERGE) return 1;
+        const int64_t both = u.stretch_count() + u.always_pieces();
+        return phase == SCORES ? both : both + (u.chosen + PIECE - 1) / PIECE;
+    }
+
+    void task(int64_t number, float* scratch) override {
+        size_t low = 0, high = units_.size();
+        while (high - low > 1) {
+            const size_t middle = (low + high) / 2;
+            (starts_[middle] <= number ? low : high) = middle;
+        }
+        Unit& u = units_[low];
+        const int64_t part = number - starts_[low], stretches = u.stretch_count();
+        const int64_t piece = part - stretches, opened = piece - u.always_pieces();
+        if (phase_ == CHOICE) v_.choose(&a_, &u, scratch);
+        else if (phase_ == MERGE) v_.merge(&u, tasks(WEIGHTS, u));
+        else if (phase_ == SCORES && piece < 0) v_.score_stretch(&u, part, scratch);
+        else if (phase_ == SCORES) v_.score_always(&u, piece, scratch);
+        else if (piece < 0) v_.weigh_stretch(&u, part, u.part(part), scratch);
+        else if (opened < 0) v_.weigh_always(&u, piece, u.part(part), scratch);
+        else v_.weigh_opened(&u, opened, u.part(part), scratch);
+    }
+
+   private:
+    const Attention& a_;
+    const Variant& v_;
+    Phase phase_;
+    std::vector<Unit>& units_;
+    const std::vector<int64_t>& starts_;
+};
+
+bool attend(const Attention& a) {
+    static thread_local Memory memory;
+    const Variant& v = variant(a.variant);
+    const Units all(a);
+    const int64_t at_once = all.at_once(), floats = all.floats();
+    float* kept = memory.take(at_once * floats);
+    std::vector<Unit> units;
+    std::vector<int64_t> starts;
+    for (int64_t first = 0; first < all.count(); first += at_once) {
+        const int64_t count = least(at_once, all.count() - first);
+        units.clear();
+        for (int64_t n = 0; n < count; n++) units.push_back(all.make(first + n, kept + n * floats));
+        for (Phase phase : {SCORES, CHOICE, WEIGHTS, MERGE}) {
+            starts.assign(1, 0);
+            for (const Unit& u : units) starts.push_back(starts.back() + Attend::tasks(phase, u));
+            if (!Attend(a, v, phase, units, all.threads(), starts).run()) return false;
+        }
+        for (int64_t n = 0; n < count; n++) all.write(first + n, units[(size_t)n]);
+    }
+    return true;
+}
+
+}  // namespace
