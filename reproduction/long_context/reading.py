@@ -27,11 +27,16 @@ def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:
 
 @contextmanager
 def injected(model: Any, prompt: dict[str, Any] | None, cache: Any = None) -> Iterator[Any]:
-    """The model with opened attention inside the block; as it is if there is nothing to inject."""
+    """The model with opened attention inside the block; as it is if there is nothing to inject.
+
+    Without a prompt of its own everything is read densely; a prompt is opened at any length,
+    unless `dense` in it says otherwise.
+    """
     if prompt is None and cache is None:
         yield model
         return
-    ps.inject_opened(model, prompt=prompt or {}, cache={**(cache or {}), "at_once": AT_ONCE})
+    prompt = {"dense": AT_ONCE} if prompt is None else {"dense": 0, **prompt}
+    ps.inject_opened(model, prompt=prompt, cache={**(cache or {}), "at_once": AT_ONCE})
     try:
         yield model
     finally:

@@ -24,7 +24,7 @@ def measure_first_token(
     seconds: dict[str, list[float]] = {name: [] for name in settings}
     for _ in range(rounds):
         for name, setting in settings.items():
-            with injected(reader.model, setting.prompt, setting.cache):
+            with injected(reader.model, setting.prompt, setting.cache), torch.no_grad():
                 begin = time.perf_counter()
                 reader.model.generate(ids, max_new_tokens=1, do_sample=False)
                 seconds[name].append(time.perf_counter() - begin)
