@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from polyscale._files import follow_umask
-from polyscale.inject.level_layer import LevelLayer, LevelOptions
+from polyscale.inject.level_layer import DENSE, LevelLayer, LevelOptions
 
 FORMAT = "polyscale.level_cache"
 VERSION = 1
@@ -36,6 +36,7 @@ class LevelCache(Cache):
         mass: in place of `heavy`, as few tokens as hold this share of the coarse mass.
         bits: of the coarse level: keys 4, values 4 or 2.
         exact: the exact level: `"model"`, keys and values as they came, or `"8bit"`.
+        dense: up to so many tokens keys and values are kept whole and read so, which is as fast.
         audit_every: every so-manieth decoded token of a layer also reads everything exactly, and
             `report` says what was lost; 0 is never.
         impl: which implementation of `level_attention` runs.
@@ -58,9 +59,10 @@ class LevelCache(Cache):
         bits: tuple[int, int] = (4, 4),
         exact: str = "model",
         audit_every: int = 0,
+        dense: int = DENSE,
         impl: str = "auto",
     ) -> None:
-        self.options = LevelOptions(near, sinks, heavy, mass, bits, exact, audit_every, impl)
+        self.options = LevelOptions(near, sinks, heavy, mass, bits, exact, audit_every, dense, impl)
         layers = DynamicCache(config=config).layers
         super().__init__(
             layers=[
@@ -112,7 +114,7 @@ class LevelCache(Cache):
         return [
             layer
             for layer in self.layers
-            if isinstance(layer, LevelLayer) and layer.store is not None
+            if isinstance(layer, LevelLayer) and layer.batch is not None
         ]
 
     def report(self) -> dict[str, Any]:
@@ -127,23 +129,14 @@ class LevelCache(Cache):
         decoded = max((layer.decoded for layer in layers), default=0)
         seen = sum(layer.seen for layer in layers)
         opened = sum(layer.opened for layer in layers)
-        read = dense = 0
-        for layer in layers:
-            store = layer.store
-            assert store is not None
-            each = round(layer.opened / layer.decoded) if layer.decoded else 0
-            read += store.heads * sum(store.bytes_read(each).values())
-            width = store.width + store.value_width
-            dense += store.heads * store.longest * width * store.keys.element_size()
+        sizes = [layer.bytes() for layer in layers]
         return {
             "tokens": self.get_seq_length(),
             "decoded": decoded,
-            "bytes_held": sum(layer.store.bytes_held() for layer in layers if layer.store),
-            "bytes_allocated": sum(
-                layer.store.bytes_allocated() for layer in layers if layer.store
-            ),
-            "bytes_read_per_token": read,
-            "dense_bytes_per_token": dense,
+            "bytes_held": sum(size["held"] for size in sizes),
+            "bytes_allocated": sum(size["allocated"] for size in sizes),
+            "bytes_read_per_token": sum(size["read"] for size in sizes),
+            "dense_bytes_per_token": sum(size["dense"] for size in sizes),
             "share_opened": opened / seen if seen else None,
             "audit": self._audited(),
         }

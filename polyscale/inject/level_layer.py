@@ -14,6 +14,7 @@ from polyscale.ops.levels import LevelSettings, LevelStore, level_attention, lev
 from polyscale.ops.levels.blocks import exact_level
 
 BLOCK = 64  # tokens of a row that are packed together
+DENSE = 1024  # up to so many tokens whole keys are as fast
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class LevelOptions:
     bits: tuple[int, int] = (4, 4)
     exact: str = "model"
     audit_every: int = 0
+    dense: int = DENSE
     impl: str = "auto"
 
     def __post_init__(self) -> None:
         check_integer("near", self.near, least=0)
         check_integer("heavy", self.heavy, least=0)
+        check_integer("dense", self.dense, least=0)
         check_integer("audit_every", self.audit_every, least=0, hint="0 is never")
         if self.mass is not None:
             check_number("mass", self.mass, least=0, most=1)
@@ -51,7 +54,11 @@ class LevelOptions:
 
 
 class LevelLayer(CacheLayerMixin):
-    """Keys and values of one layer; the attention function fills and reads them."""
+    """Keys and values of one layer; the attention function fills and reads them.
+
+    They are whole, `keys` and `values` `[B, Hk, columns, D]`, while they are few; then they move
+    into a `store` of levels for good.
+    """
 
     is_sliding = False
     is_croppable = True
@@ -65,6 +72,8 @@ class LevelLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
         self.store: LevelStore | None = None
         self.columns = 0  # tokens fed, padding included
         self.real: Tensor | None = None  # [B, columns], None if there is no padding
@@ -75,7 +84,7 @@ class LevelLayer(CacheLayerMixin):
         self.audits: list[tuple[float, float, int]] = []  # KL, error of the output, rows
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make an empty store for these keys and values."""
+        """Make an empty store of levels for these keys and values."""
         batch, heads, _, width = key_states.shape
         self.store = LevelStore.empty(
             batch,
@@ -103,13 +112,11 @@ class LevelLayer(CacheLayerMixin):
 
     def append(self, key: Tensor, value: Tensor, real: Tensor | None = None) -> None:
         """Add tokens `[B, Hk, N, D]`; `real` `[B, columns + N]` is False for padding."""
-        if self.store is None:
-            self.lazy_initialization(key, value)
-        assert self.store is not None
-        if self.store.batch != len(key):
+        batch = self.batch
+        if batch not in (None, len(key)):
             raise ValueError(
-                f"past_key_values must be a cache of {len(key)} rows, got {self.store.batch}; "
-                "select rows with batch_select_indices or repeat them"
+                f"past_key_values must be a cache of {len(key)} rows, got {batch}; select rows "
+                "with batch_select_indices or repeat them"
             )
         past, self.new = self.columns, None
         if real is not None:
@@ -120,9 +127,33 @@ class LevelLayer(CacheLayerMixin):
                 "attention_mask must mark the padding of the tokens in the cache, got none; pass "
                 "the mask of all tokens so far"
             )
-        key, value = key.to(self.store.dtype), value.to(self.store.dtype)
-        self.store.append(key, value, self.new, impl=self.options.impl)
         self.columns, self.real = past + key.shape[2], real
+        new = self.new
+        if self.store is None:
+            if self.keys is not None:
+                assert self.values is not None
+                key = torch.cat([self.keys, key.to(self.keys.dtype)], 2)
+                value = torch.cat([self.values, value.to(self.values.dtype)], 2)
+            if self.columns <= self.options.dense:
+                self.keys, self.values = key, value
+                return
+            self.keys, self.values, new = None, None, real
+            self.lazy_initialization(key, value)
+        assert self.store is not None
+        key, value = key.to(self.store.dtype), value.to(self.store.dtype)
+        self.store.append(key, value, new, impl=self.options.impl)
+
+    @property
+    def batch(self) -> int | None:
+        """Rows, None before any came."""
+        if self.store is not None:
+            return self.store.batch
+        return None if self.keys is None else len(self.keys)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all keys are whole still, so that they are attended densely."""
+        return self.store is None
 
     def _check_past(self, past: Tensor) -> None:
         same = bool(past.all()) if self.real is None else torch.equal(past, self.real)
@@ -180,7 +211,10 @@ class LevelLayer(CacheLayerMixin):
 
     def exact(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return all keys and values `[B, Hk, columns, D]` by the exact level; padding is zeros."""
-        assert self.store is not None
+        if self.store is None:
+            assert self.keys is not None
+            assert self.values is not None
+            return self.keys.to(dtype), self.values.to(dtype)
         key, value = exact_level(self.store, dtype)
         if self.real is None:
             return key, value
@@ -210,21 +244,23 @@ class LevelLayer(CacheLayerMixin):
             raise ValueError(
                 f"tokens_to_remove must be negative, got {tokens_to_remove}; -n removes n tokens"
             )
-        if tokens_to_remove == 0 or self.store is None:
-            return
         kept = max(self.columns + tokens_to_remove, 0)
-        if self.real is None:
-            self.store.crop(kept)
-        else:
+        if self.real is not None:
             self.real = self.real[:, :kept]
-            self.store.crop(self.real.sum(1))
+        if self.store is not None:
+            self.store.crop(kept if self.real is None else self.real.sum(1))
+        elif self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[:, :, :kept], self.values[:, :, :kept]
         self.columns = kept
 
     def _select(self, rows: Tensor) -> None:
         if self.store is not None:
             self.store.select(rows)
-            if self.real is not None:
-                self.real = self.real[rows.to(self.real.device)]
+        elif self.keys is not None and self.values is not None:
+            rows = rows.to(self.keys.device)
+            self.keys, self.values = self.keys[rows], self.values[rows]
+        if self.real is not None:
+            self.real = self.real[rows.to(self.real.device)]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the rows of the beams that go on."""
@@ -232,8 +268,8 @@ class LevelLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times."""
-        if self.store is not None:
-            self._select(torch.arange(self.store.batch).repeat_interleave(repeats))
+        if self.batch is not None:
+            self._select(torch.arange(self.batch).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows."""
@@ -241,20 +277,37 @@ class LevelLayer(CacheLayerMixin):
 
     def offload(self) -> None:
         """Move to the CPU."""
-        self._to("cpu")
+        if self.store is not None:
+            self.store = self.store.to("cpu")
+        elif self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.to("cpu"), self.values.to("cpu")
 
     def prefetch(self) -> None:
-        """Do nothing: the layer computes where its store is."""
+        """Do nothing: the layer computes where its tokens are."""
 
-    def _to(self, device: str) -> None:
-        if self.store is not None:
-            self.store = self.store.to(device)
+    def bytes(self) -> dict[str, int]:
+        """Return bytes held, allocated, read for a token of a row, and read for it densely."""
+        if self.store is None:
+            if self.keys is None or self.values is None:
+                return dict.fromkeys(("held", "allocated", "read", "dense"), 0)
+            held = self.keys.nbytes + self.values.nbytes
+            read = held // max(len(self.keys), 1)
+            return {"held": held, "allocated": held, "read": read, "dense": read}
+        store = self.store
+        opened = round(self.opened / self.decoded) if self.decoded else 0
+        width = store.width + store.value_width
+        return {
+            "held": store.bytes_held(),
+            "allocated": store.bytes_allocated(),
+            "read": store.heads * sum(store.bytes_read(opened).values()),
+            "dense": store.heads * store.longest * width * store.keys.element_size(),
+        }
 
     def state(self) -> dict[str, Tensor]:
         """Return all there is as tensors."""
-        if self.store is None:
-            return {}
-        found = self.store.state()
+        found = {} if self.store is None else self.store.state()
+        if self.keys is not None and self.values is not None:
+            found = {"whole_keys": self.keys.clone(), "whole_values": self.values.clone()}
         if self.real is not None:
             found["real"] = self.real.clone()
         return found
@@ -264,6 +317,10 @@ class LevelLayer(CacheLayerMixin):
         if not state:
             return
         self.real = state.pop("real", None)
+        if "whole_keys" in state:
+            self.keys, self.values = state["whole_keys"], state["whole_values"]
+            self.columns = self.keys.shape[2]
+            return
         self.store = LevelStore.from_state(state)
         self.columns = self.store.longest if self.real is None else self.real.shape[1]
         self.is_initialized = True

@@ -44,7 +44,8 @@ def inject_opened(
 
     No weight changes; `restore` takes it out again. Prompts are read by `opened_attention`, short
     ones densely. Tokens are decoded from a `LevelCache`, which `generate` and, in eval mode, a call
-    without a cache make themselves; with an ordinary `DynamicCache` of the user's they are decoded densely.
+    without a cache make themselves; with an ordinary `DynamicCache` of the user's they are decoded
+    densely.
 
     The mode is *serving*: later tokens of a prompt help to choose what earlier ones see. That is
     right for what follows a prompt, and would flatter the loss of the prompt's own tokens: for
@@ -214,7 +215,8 @@ def _prepare_call(
     bound = inspect.signature(base.forward).bind_partial(*args, **kwargs)
     cache = bound.arguments.get("past_key_values")
     if isinstance(cache, LevelCache):
-        cache.serve(_served(model))
+        if not cache.get_seq_length():
+            cache.serve(_served(model))
         return None
     use_cache = bound.arguments.get("use_cache")
     if use_cache is None:

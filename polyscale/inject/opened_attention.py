@@ -84,7 +84,7 @@ def opened_attention_forward(
         real = mask.real  # [B, M]
     if level_layer is not None:
         level_layer.append(key, value, real)
-        if decoding:
+        if decoding and not level_layer.is_whole:
             return level_layer.attend(query, scale).transpose(1, 2), None
         if past:
             key, value = level_layer.exact(query.dtype)

@@ -11,10 +11,10 @@ import torch
 from polyscale.checks import check_flag, check_integer
 from polyscale.ops.opened import opened_attention
 
-DENSE = 2048  # up to so many keys reading a prompt densely is faster
+DENSE = 1024  # up to so many keys reading a prompt densely is faster
 AT_ONCE = 64  # up to so many tokens at once over a filled cache are decoded, more are a prompt
 PROMPT = ("block", "key_block", "near", "heavy", "mass", "sinks", "sample", "rest", "impl")
-CACHE = ("near", "sinks", "heavy", "mass", "bits", "exact", "audit_every", "impl")
+CACHE = ("near", "sinks", "heavy", "mass", "bits", "exact", "audit_every", "dense", "impl")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def injected(model: Any, prompt: dict[str, Any] | None, cache: Any = None) -> It
         yield model
         return
     prompt = {"dense": AT_ONCE} if prompt is None else {"dense": 0, **prompt}
-    ps.inject_opened(model, prompt=prompt, cache={**(cache or {}), "at_once": AT_ONCE})
+    ps.inject_opened(model, prompt=prompt, cache={"dense": 0, **(cache or {}), "at_once": AT_ONCE})
     try:
         yield model
     finally:
@@ -73,7 +73,9 @@ class Reader:
         with torch.no_grad(), injected(self.model, None, setting.cache):
             past: Any = cache
             if setting.cache is not None:
-                past = ps.LevelCache.from_cache(cache, self.model.config, **setting.cache)
+                past = ps.LevelCache.from_cache(
+                    cache, self.model.config, **{"dense": 0, **setting.cache}
+                )
             logits = self.model(ids[:, :-1], past_key_values=past).logits[0]
             report = past.report() if setting.cache is not None else None
         return F.cross_entropy(logits.float(), ids[0, 1:], reduction="none"), report
@@ -85,7 +87,9 @@ class Reader:
         with torch.no_grad(), injected(self.model, None, setting.cache):
             past: Any = cache
             if setting.cache is not None:
-                past = ps.LevelCache.from_cache(cache, self.model.config, **setting.cache)
+                past = ps.LevelCache.from_cache(
+                    cache, self.model.config, **{"dense": 0, **setting.cache}
+                )
             tokens, gaps = [], []
             for step in range(count):
                 best = logits[0].float().topk(2)

@@ -79,7 +79,7 @@ def measure_decoding(
 def _own_cache(model: Any, dense: DynamicCache, setting: Setting) -> Any:
     if setting.cache is None:
         return copy.deepcopy(dense)
-    return ps.LevelCache.from_cache(dense, model.config, **setting.cache)
+    return ps.LevelCache.from_cache(dense, model.config, **{"dense": 0, **setting.cache})
 
 
 def _bytes(cache: DynamicCache) -> int:

@@ -13,7 +13,7 @@ from polyscale.inject.level_layer import LevelLayer
 from tests.inject.models import llama, logits, text
 from tests.inject.test_opened import ALL, DECODERS, GREEDY, SMALL, exactly
 
-COARSE: dict[str, Any] = {"near": 8, "sinks": 2, "heavy": 8}
+COARSE: dict[str, Any] = {"near": 8, "sinks": 2, "heavy": 8, "dense": 0}
 
 
 def coarse(**changes: Any) -> PreTrainedModel:
@@ -32,6 +32,14 @@ def stepped(model: PreTrainedModel, ids: Tensor, prompt: int, sizes: list[int]) 
             found.append(model(ids[:, at : at + size], past_key_values=cache).logits)
             at += size
     return torch.cat(found, 1)
+
+
+def stepped_densely(model: PreTrainedModel, ids: Tensor, sizes: list[int]) -> Tensor:
+    """Logits of a text fed in pieces to a model that is not injected."""
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        parts = [model(part, past_key_values=cache).logits for part in ids.split(sizes, 1)]
+    return torch.cat(parts, 1)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -129,8 +137,9 @@ def test_generation_goes_on_from_the_cache_it_returned() -> None:
     assert torch.equal(rest, whole)
 
 
-def test_a_cropped_cache_goes_on_as_if_the_tokens_had_never_come() -> None:
-    model, ids = coarse(), text(2, 160)
+@pytest.mark.parametrize("dense", [0, 120, 1000])
+def test_a_cropped_cache_goes_on_as_if_the_tokens_had_never_come(dense: int) -> None:
+    model, ids = coarse(dense=dense), text(2, 160)
     with torch.no_grad():
         cache = model(ids[:, :100]).past_key_values
         expected = model(ids[:, 100:110], past_key_values=cache).logits
@@ -138,13 +147,17 @@ def test_a_cropped_cache_goes_on_as_if_the_tokens_had_never_come() -> None:
         cache.crop(-40)
         assert cache.get_seq_length() == 100
         again = model(ids[:, 100:110], past_key_values=cache).logits
-    torch.testing.assert_close(again, expected, atol=1e-6, rtol=1e-6)
+    if dense == 120:  # whole keys have moved into levels, and stay there
+        assert not torch.equal(again, expected)
+    else:
+        torch.testing.assert_close(again, expected, atol=1e-6, rtol=1e-6)
     with pytest.raises(ValueError, match="must be negative"):
         cache.crop(5)
 
 
-def test_rows_are_reordered_repeated_selected_and_forgotten() -> None:
-    model, ids = coarse(), text(3, 101)
+@pytest.mark.parametrize("dense", [0, 1000])
+def test_rows_are_reordered_repeated_selected_and_forgotten(dense: int) -> None:
+    model, ids = coarse(dense=dense), text(3, 101)
     with torch.no_grad():
         full = stepped(model, ids, 100, [1])
 
@@ -163,6 +176,44 @@ def test_rows_are_reordered_repeated_selected_and_forgotten() -> None:
         model(ids[:, :100], past_key_values=cache)
         found = model(ids[:, 100:], past_key_values=cache).logits
         torch.testing.assert_close(found, full, atol=1e-6, rtol=1e-6)
+
+
+def test_short_caches_are_whole_and_decoded_bit_for_bit_as_by_the_original() -> None:
+    model, ids = llama(), text(2, 60)
+    expected = stepped_densely(model, ids, [50, 1, 9])
+    ps.inject_opened(model)
+    cache = ps.LevelCache(model.config)
+    with torch.no_grad():
+        parts = [model(part, past_key_values=cache).logits for part in ids.split([50, 1, 9], 1)]
+    assert all(isinstance(layer, LevelLayer) and layer.is_whole for layer in cache.layers)
+    assert torch.equal(torch.cat(parts, 1), expected)
+    report = cache.report()
+    assert report["bytes_read_per_token"] == report["dense_bytes_per_token"]
+
+
+def test_whole_keys_move_into_levels_when_they_become_many_padding_and_all() -> None:
+    model = llama()
+    ids, mask = text(2, 90), torch.ones(2, 90, dtype=torch.long)
+    ids[1, :17], mask[1, :17] = 0, 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    expected = logits(model, input_ids=ids, attention_mask=mask, position_ids=positions)
+    ps.inject_opened(model, cache={"near": 200, "dense": 80})
+    cache, found = ps.LevelCache(model.config, near=200, dense=80), []
+    with torch.no_grad():
+        for low, high in [(0, 70), (70, 75), *((at, at + 1) for at in range(75, 90))]:
+            output = model(
+                ids[:, low:high],
+                attention_mask=mask[:, :high],
+                position_ids=positions[:, low:high],
+                past_key_values=cache,
+            )
+            found.append(output.logits)
+    layer = cache.layers[0]
+    assert isinstance(layer, LevelLayer)
+    assert layer.store is not None
+    assert layer.store.lengths.tolist() == [90, 73]
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(found, 1)[real], expected[real], atol=1e-6, rtol=1e-6)
 
 
 def test_an_ordinary_cache_of_the_users_is_decoded_densely() -> None:
@@ -206,8 +257,9 @@ def test_a_dense_cache_becomes_one_with_levels() -> None:
     assert dense.get_seq_length() == 120
 
 
-def test_a_saved_cache_goes_on_where_it_was(tmp_path: Path) -> None:
-    model, ids = coarse(bits=(4, 2)), text(2, 130)
+@pytest.mark.parametrize("dense", [0, 1000])
+def test_a_saved_cache_goes_on_where_it_was(tmp_path: Path, dense: int) -> None:
+    model, ids = coarse(bits=(4, 2), dense=dense), text(2, 130)
     with torch.no_grad():
         cache = model(ids[:, :120]).past_key_values
         cache.save(tmp_path / "prompt.safetensors")

@@ -25,7 +25,7 @@ GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": -1, "pad_token_id"
 
 def exactly(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
     """Injected so that everything is opened and read exactly."""
-    return ps.inject_opened(model, prompt=ALL, cache={"near": 200}, **options)
+    return ps.inject_opened(model, prompt=ALL, cache={"near": 200, "dense": 0}, **options)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -192,7 +192,7 @@ def test_what_opened_attention_cannot_serve_is_refused() -> None:
 
 
 def test_an_injected_model_survives_its_folder(tmp_path: Path) -> None:
-    cache = {"near": 32, "bits": (4, 2), "at_once": 16}
+    cache = {"near": 32, "bits": (4, 2), "at_once": 16, "dense": 0}
     model = ps.inject_opened(llama(), [0, 2], prompt=SMALL, cache=cache, strict=True)
     save_injected(model, tmp_path)
     again = load_injected(tmp_path).double()
