@@ -13,11 +13,18 @@ from polyscale.checks import check_flag, check_integer
 from polyscale.ops.backends import Backend, Operation
 from polyscale.ops.hkt.api import check_cu_seqlens, check_padding_mask
 from polyscale.ops.opened.audit import Audit
+from polyscale.ops.opened.flex import opened_attention_flex, why_no_flex
 from polyscale.ops.opened.fused import opened_attention_native, why_not
 from polyscale.ops.opened.native.library import why_unavailable
 from polyscale.ops.opened.places import Places, sink_columns
 from polyscale.ops.opened.reference import opened_attention_reference
 from polyscale.ops.opened.settings import check_settings
+
+
+def _preferred(query: Tensor, *_: object) -> tuple[str, ...]:
+    """On a GPU compiled kernels, elsewhere ours."""
+    return ("flex", "reference") if query.device.type == "cuda" else ("native", "reference")
+
 
 OPERATION = Operation(
     "opened_attention",
@@ -30,8 +37,14 @@ OPERATION = Operation(
             why_unavailable,
             why_not,
         ),
+        Backend(
+            "flex",
+            opened_attention_flex,
+            "compiled flex_attention with a block mask, for GPUs; forward only on a CPU",
+            why_unsupported=why_no_flex,
+        ),
     ),
-    preferred=("native", "reference"),
+    preferred=_preferred,
 )
 
 

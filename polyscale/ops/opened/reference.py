@@ -41,6 +41,10 @@ def opened_attention_reference(
     query: Tensor, key: Tensor, value: Tensor, places: Places, settings: Settings
 ) -> tuple[Tensor, Choice]:
     """The attended values `[B, H, N, Dv]`, and what was chosen and lost."""
+    if places.has_padding:  # which may hold anything
+        real = places.real[:, None, :, None]
+        query = query.masked_fill(~places.of_queries(places.real)[:, None, :, None], 0.0)
+        key, value = key.masked_fill(~real, 0.0), value.masked_fill(~real, 0.0)
     with torch.no_grad():
         choice = choose(query, key, places, settings)
     output, log_sum = attend(query, key, value, choice.opened, places, settings)
@@ -62,13 +66,12 @@ def choose(query: Tensor, key: Tensor, places: Places, settings: Settings) -> Ch
         by_row = probability.unflatten(1, (key.shape[1], -1)).sum(2)  # [B, Hk, R, M]
         mass = torch.einsum("bqr,bhrm->bhqm", chooses, by_row)  # [B, Hk, Q, M]
         seen = seen_keys(places, settings)[:, None]  # [B, 1, Q, M]
-        members = _members(places, settings).to(scores.dtype)  # [B, M, C]
-        block_mass = mass @ members[:, None]  # [B, Hk, Q, C]
-        unseen = candidates(places, settings)[:, None]
-        has_unseen = (unseen.to(scores.dtype) @ members[:, None]) > 0
+        block_mass = _sum_blocks(mass, places, settings)  # [B, Hk, Q, C]
+        unseen = candidates(places, settings)[:, None].to(scores.dtype)
+        has_unseen = _sum_blocks(unseen, places, settings) > 0
         opened = pick(
             block_mass.masked_fill(~has_unseen, 0.0),
-            (mass * ~seen) @ members[:, None],
+            _sum_blocks(mass * ~seen, places, settings),
             (mass * seen).sum(-1),
             mass.sum(-1),
             settings,
@@ -256,6 +259,14 @@ def _members(places: Places, settings: Settings) -> Tensor:
     """Which keys make a key block: bool `[B, M, C]`."""
     number, count = places.key_blocks(settings)
     return one_hot(number.clamp(min=0), count).bool() & places.real[..., None]
+
+
+def _sum_blocks(x: Tensor, places: Places, settings: Settings) -> Tensor:
+    """Sums over the keys of each key block: `[B, H, Q, M]` to `[B, H, Q, C]`."""
+    number, count = places.key_blocks(settings)
+    x = x.masked_fill(~places.real[:, None, None], 0.0)
+    index = number.clamp(min=0)[:, None, None].expand_as(x)
+    return x.new_zeros(*x.shape[:3], count).scatter_add(-1, index, x)
 
 
 def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:

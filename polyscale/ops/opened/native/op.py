@@ -57,6 +57,8 @@ def choose(
     `sizes` says for how many query blocks, bytes of a choice, and sampled rows there is room.
     """
     opened, kept, log_sum = _empty_choice(query, key, sizes)
+    if not query.numel():
+        return opened, kept, log_sum
     call = Call(query, key, None, sinks, spans, numbers, scale)
     call.problem.mass = mass
     call.set_choice(opened)
@@ -101,6 +103,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """The attended values `[B, H, N, Dv]` and the log of each row's sum `[B, H, N]`."""
     output, row_sum = _empty_results(query, value, spans)
+    if not query.numel():
+        return output, row_sum
     call = Call(query, key, value, sinks, spans, numbers, scale)
     call.set_choice(opened.contiguous())
     call.problem.output = call.write(output)
@@ -147,13 +151,14 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the queries, the keys and the values."""
     gradients = [torch.zeros(x.shape, dtype=torch.float32) for x in (query, key, value)]
-    call = Call(query, key, value, sinks, spans, numbers, scale)
-    call.set_choice(opened.contiguous())
-    problem = call.problem
-    problem.output, problem.row_sum = call.read(output), call.address(row_sum.contiguous())
-    problem.grad_output = call.read(grad_output.to(query.dtype))
-    problem.grad_query, problem.grad_key, problem.grad_value = map(call.write, gradients)
-    call.run("backward")
+    if query.numel():
+        call = Call(query, key, value, sinks, spans, numbers, scale)
+        call.set_choice(opened.contiguous())
+        problem = call.problem
+        problem.output, problem.row_sum = call.read(output), call.address(row_sum.contiguous())
+        problem.grad_output = call.read(grad_output.to(query.dtype))
+        problem.grad_query, problem.grad_key, problem.grad_value = map(call.write, gradients)
+        call.run("backward")
     grad_query, grad_key, grad_value = (x.to(query.dtype) for x in gradients)
     return grad_query, grad_key, grad_value
 

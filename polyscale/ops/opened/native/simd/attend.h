@@ -89,7 +89,7 @@ struct AttendColumn {
         const int64_t seen = seen_by(p, positions, count, queries[C * WIDTH - 1]);
         if (!seen) return;
         const Later later{queries, positions, 0, p.causal && positions[seen - 1] > queries[0]};
-        KeepLargest keep{later, bias, my.scores, my.next_largest + column, seen};
+        KeepLargest<true> keep{later, bias, my.scores, my.next_largest + column, seen};
         score_column<C>(keys, seen, my.packed, columns, p.width, column, keep);
         exponentials<C>(my, seen, column);
         const int64_t pitch = row_pitch(p.value_width), rows = least(C * WIDTH, real - column);

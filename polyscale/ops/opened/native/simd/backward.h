@@ -32,6 +32,7 @@ struct BackwardScratch {
 
 // The weights of a tile of scores.
 struct KeepWeights {
+    static constexpr bool exact = true;
     const Later& later;
     const float *bias, *log_sum;
     float* weights;
@@ -52,6 +53,7 @@ struct KeepWeights {
 
 // The gradients of the scores from a tile of products of values and gradients.
 struct KeepGradients {
+    static constexpr bool exact = true;
     const float *weights, *delta;
     float* grad_scores;
     int64_t pitch;

@@ -114,7 +114,7 @@ struct ChooseColumn {
         if (seen) {
             const Later later{queries, nullptr, (int32_t)first,
                               p.causal && first + seen - 1 > queries[0]};
-            KeepLargest keep{later, nullptr, my.scores, my.largest + column, seen};
+            KeepLargest<false> keep{later, nullptr, my.scores, my.largest + column, seen};
             score_column<C>(keys, seen, my.packed, columns, p.width, column, keep);
         } else {
             for (int c = 0; c < C; c++) store(my.sum + column + c * WIDTH, splat(0.0f));

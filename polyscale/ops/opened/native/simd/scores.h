@@ -2,21 +2,41 @@
 #pragma once
 #include "view.h"
 
+// Channels of a score that are summed one after the other; the sums are then added. In one go
+// rounding errors would grow with the width of a head.
+enum { SCORE_CHUNK = 16 };
+
 constexpr double LOG2_E = 1.4426950408889634;
 constexpr float LN_2 = 0.6931471805599453f;
 
-// Scores of SCORE_ROWS keys and C vectors of queries, which `finish` gets in registers.
+// Scores of SCORE_ROWS keys and C vectors of queries, which `finish` gets in registers. Summed in
+// chunks unless `finish` is content with less.
 template <int C, class Finish>
 INLINE void score_tile(Rows keys, int64_t key, int64_t last, const float* queries, int64_t pitch,
                        int64_t width, int64_t column, Finish& finish) {
     const float* rows[SCORE_ROWS];
     for (int r = 0; r < SCORE_ROWS; r++)
         rows[r] = keys.data + least(key + r, last) * keys.pitch;
-    Vector acc[SCORE_ROWS][C];
-    UNROLL for (int r = 0; r < SCORE_ROWS; r++)
-        UNROLL for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
-    multiply<SCORE_ROWS, C, false>(acc, width, rows, 0, queries + column, pitch);
-    finish.template done<C>(acc, key);
+    const int64_t chunk = Finish::exact ? SCORE_CHUNK : width;
+    Vector sums[SCORE_ROWS][C];  // in memory: the registers are full
+    for (int64_t d = 0;; d += chunk) {
+        Vector acc[SCORE_ROWS][C];
+        UNROLL for (int r = 0; r < SCORE_ROWS; r++)
+            UNROLL for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
+        multiply<SCORE_ROWS, C, false>(acc, least(chunk, width - d), rows, 0,
+                                       queries + d * pitch + column, pitch);
+        if (d > 0)
+            UNROLL for (int r = 0; r < SCORE_ROWS; r++)
+                UNROLL for (int c = 0; c < C; c++) acc[r][c] += sums[r][c];
+        if (d + chunk >= width) {
+            finish.template done<C>(acc, key);
+            return;
+        }
+        UNROLL for (int r = 0; r < SCORE_ROWS; r++) {
+            rows[r] += chunk;
+            UNROLL for (int c = 0; c < C; c++) sums[r][c] = acc[r][c];
+        }
+    }
 }
 
 // All keys up to `count` for up to TILE vectors of queries from `column` on. Rows beyond the last key
@@ -52,7 +72,9 @@ struct Later {
 };
 
 // Keeps scores, TILE vectors to a row, and the largest of each query.
+template <bool EXACT>
 struct KeepLargest {
+    static constexpr bool exact = EXACT;
     const Later& later;
     const float* bias;  // of each key, or null
     float *scores, *largest;
