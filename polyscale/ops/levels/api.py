@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def level_attention(
         >>> level_attention(torch.randn(1, 6, 1, 64), store, heavy=32).shape
         torch.Size([1, 6, 1, 64])
     """
-    opening, scale = _checked(query, store, Opening(near, heavy, mass), scale)
+    opening, scale = _checked(query, store, near, heavy, mass, scale)
     return ATTENTION.choose(impl, query, store, opening, scale).run(query, store, opening, scale)
 
 
@@ -95,7 +96,7 @@ def level_audit(
         >>> bool(level_audit(torch.randn(1, 1, 1, 64), store).divergence < 0.05)
         True
     """
-    opening, scale = _checked(query, store, Opening(near, heavy, mass), scale)
+    opening, scale = _checked(query, store, near, heavy, mass, scale)
     rows = attention_rows(query, store, opening, scale)
     exact = torch.log_softmax(rows.exact_scores, -1)
     weights = rows.weights
@@ -112,26 +113,36 @@ def level_audit(
 
 
 def _checked(
-    query: Tensor, store: LevelStore, opening: Opening, scale: float | None
+    query: Tensor,
+    store: LevelStore,
+    near: int,
+    heavy: int,
+    mass: float | None,
+    scale: float | None,
 ) -> tuple[Opening, float]:
-    if query.dim() != 4 or query.shape[0] != store.batch or query.shape[3] != store.width:
+    shape = query.shape
+    if len(shape) != 4 or shape[0] != store.batch or shape[3] != store.width:
         raise ValueError(
-            f"query must be [{store.batch}, H, Q, {store.width}] like the store, got "
-            f"{list(query.shape)}"
+            f"query must be [{store.batch}, H, Q, {store.width}] like the store, got {list(shape)}"
         )
-    heads = query.shape[1]
-    if heads % store.heads:
+    if shape[1] % store.heads or not shape[1]:
         raise ValueError(
-            f"query must have a multiple of the store's {store.heads} heads, got {heads}"
+            f"query must have a multiple of the store's {store.heads} heads, got {shape[1]}"
         )
     if query.device != store.lengths.device:
         raise ValueError(
             f"query must be on {store.lengths.device} like the store, got {query.device}"
         )
-    check_integer("near", opening.near, least=0)
-    check_integer("heavy", opening.heavy, least=0)
-    if opening.mass is not None:
-        check_number("mass", opening.mass, least=0.0, most=1.0)
     if scale is None:
-        return opening, 1.0 / math.sqrt(store.width)
-    return opening, check_number("scale", scale)
+        return _opening(near, heavy, mass), 1.0 / math.sqrt(store.width)
+    return _opening(near, heavy, mass), check_number("scale", scale)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _opening(near: int, heavy: int, mass: float | None) -> Opening:
+    """Checked once: this runs for every token of every layer."""
+    check_integer("near", near, least=0)
+    check_integer("heavy", heavy, least=0)
+    if mass is not None:
+        check_number("mass", mass, least=0.0, most=1.0)
+    return Opening(near, heavy, mass)

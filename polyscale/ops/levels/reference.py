@@ -1,6 +1,7 @@
 """Attention over a store of levels as it is defined: dense, with no tricks, in any precision."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ class Opening:
     near: int = 64
     heavy: int = 64
     mass: float | None = None
+
+    @cached_property
+    def numbers(self) -> tuple[int, int, float]:
+        """All three, a negative share for none."""
+        return self.near, self.heavy, -1.0 if self.mass is None else self.mass
 
 
 @dataclass(frozen=True)

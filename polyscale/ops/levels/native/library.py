@@ -10,7 +10,13 @@ from torch import Tensor
 
 from polyscale.ops.levels.native.build import LIBRARY
 from polyscale.ops.levels.settings import LevelSettings
-from polyscale.ops.native.entry import Entry, TensorView, Views, threads
+from polyscale.ops.native.entry import (
+    Entry,
+    TensorView,
+    Views,
+    has_contiguous_channels,
+    threads,
+)
 from polyscale.ops.native.instructions import wanted_variant
 
 _int64, _int32 = ctypes.c_int64, ctypes.c_int32
@@ -79,8 +85,10 @@ class StoreView:
         store.is_8bit = settings.is_8bit
         store.bfloat16 = arrays[4].dtype == torch.bfloat16
         self.pointer = ctypes.pointer(store)
-        self.problem = _Attention()
-        self.problem.store = self.pointer
+        problem = self.problem = _Attention()
+        problem.store = self.pointer
+        # Kept, since making them takes longer than setting a field.
+        self.query, self.output = problem.query, problem.output
 
 
 def attend(
@@ -96,15 +104,15 @@ def attend(
 
     `opening`: near, heavy, and the share of the mass; negative without one.
     """
-    if query.stride(3) != 1:
+    if not has_contiguous_channels(query):
         query = query.contiguous()
     problem = view.problem
-    problem.query = TensorView(query.data_ptr(), *query.stride()[:3])
-    problem.output = TensorView(output.data_ptr(), *output.stride()[:3])
-    problem.heads, problem.queries = query.shape[1:3]
+    for to, tensor in ((view.query, query), (view.output, output)):
+        to.data = tensor.data_ptr()
+        to.batch, to.head, to.row, _ = tensor.stride()
+    _, problem.heads, problem.queries, _ = query.shape
     problem.longest, problem.scale = longest, scale
     problem.near, problem.heavy, problem.mass = opening
-    problem.opened = problem.counts = None
     if opened is not None:
         problem.opened, problem.counts = opened[0].data_ptr(), opened[1].data_ptr()
         problem.room = opened[0].shape[3]

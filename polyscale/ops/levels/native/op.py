@@ -31,16 +31,18 @@ why_no_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def why_not_attend(query: Tensor, store: LevelStore, opening: Opening, scale: float) -> str | None:
     """Why the kernel cannot take these; None if it can."""
-    reason = _why_not_store(store)
-    if reason is not None:
-        return reason
+    # A view was made of a store that the kernel takes.
+    if store.native is None:
+        reason = _why_not_store(store) or why_no_kernel()
+        if reason is not None:
+            return reason
     if query.dtype != store.dtype:
         return f"query must be {store.dtype} like the store, got {query.dtype}"
     if query.requires_grad and torch.is_grad_enabled():
         return "it has no gradients: call it under torch.no_grad()"
     if store.longest == 0:
         return "it takes a store that holds tokens"
-    return why_no_kernel()
+    return None
 
 
 def why_not_append(store: LevelStore, key: Tensor, value: Tensor) -> str | None:
@@ -62,12 +64,10 @@ def _why_not_store(store: LevelStore) -> str | None:
 
 def attend(query: Tensor, store: LevelStore, opening: Opening, scale: float) -> Tensor:
     """The attended values, `[B, H, Q, Dv]`."""
-    if not has_numbers(query):
+    if (type(query) is not Tensor and not has_numbers(query)) or torch.compiler.is_compiling():
         return attend_with_choice(query, store, opening, scale)[0]
     output = _empty_output(query, store.value_width)
-    mass = -1.0 if opening.mass is None else opening.mass
-    chosen = (opening.near, opening.heavy, mass)
-    library.attend(_view(store), query, output, store.longest, chosen, scale)
+    library.attend(_view(store), query, output, store.longest, opening.numbers, scale)
     return output
 
 
@@ -79,8 +79,7 @@ def attend_with_choice(
     about = [*settings.bits, EXACT.index(settings.exact), settings.sinks]
     about += [store.width, store.value_width, store.longest, opening.near, opening.heavy]
     arrays = [getattr(store, name) for name in ARRAYS]
-    mass = -1.0 if opening.mass is None else opening.mass
-    return _attend(query, arrays, store.lengths, about, mass, scale)
+    return _attend(query, arrays, store.lengths, about, opening.numbers[2], scale)
 
 
 def append(store: LevelStore, key: Tensor, value: Tensor, real: Tensor | None) -> None:
@@ -141,5 +140,7 @@ def _empty_results(
 
 def _empty_output(query: Tensor, value_width: int) -> Tensor:
     batch, heads, count, _ = query.shape
+    if count == 1:
+        return query.new_empty((batch, heads, 1, value_width))
     # Heads side by side, as the projection after the attention reads them.
     return query.new_empty(batch, count, heads, value_width).transpose(1, 2)

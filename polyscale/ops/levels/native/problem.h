@@ -90,7 +90,7 @@ struct Unit {
     float* always;           // [group][always pitch] exact scores of first and near tokens
     float* masses;           // [pitch], where a share of the mass is asked for
     float* parts;            // [parts][group][2 + value_wide] largest score, sum, sum of values
-    int32_t* opened;         // [chosen], ascending
+    int32_t* opened;         // [chosen]
     int64_t pitch, always_pitch;
 
     int64_t always_count() const { return first + seen - newest; }

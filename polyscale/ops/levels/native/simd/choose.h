@@ -31,14 +31,13 @@ static void bring_greatest(uint64_t* x, int64_t size, int64_t count) {
     }
 }
 
-// Shell's sort: nothing from the standard library may be compiled for one set of instructions.
-template <class T>
-static void sort(T* x, int64_t size) {
+// Ascending, Shell's way: nothing from the standard library may be compiled for one set of instructions.
+static void sort(uint64_t* x, int64_t size) {
     int64_t gap = 1;
     while (gap < size / 3) gap = 3 * gap + 1;
     for (; gap > 0; gap /= 3)
         for (int64_t i = gap; i < size; i++) {
-            const T moved = x[i];
+            const uint64_t moved = x[i];
             int64_t j = i;
             for (; j >= gap && x[j - gap] > moved; j -= gap) x[j] = x[j - gap];
             x[j] = moved;
@@ -128,7 +127,6 @@ static int64_t choose_heaviest(Unit& u, const float* factors, int64_t heavy,
     if (count > heavy) bring_greatest(candidates, count, heavy);
     count = least(count, heavy);
     for (int64_t n = 0; n < count; n++) u.opened[n] = (int32_t)token_of(candidates[n]);
-    sort(u.opened, count);
     return count;
 }
 

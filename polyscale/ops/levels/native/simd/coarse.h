@@ -2,6 +2,9 @@
 #pragma once
 #include "codes.h"
 
+// The processor's own prefetching ends with every page.
+enum { BLOCKS_AHEAD = 2 };
+
 // Scores of 64 packed keys for H heads, to rows `pitch` apart. `query` [H][wide] has the steps of the
 // block in it, `base` what all of them have in common.
 template <int H>
@@ -14,8 +17,11 @@ INLINE void score_block(const uint8_t* codes, int64_t wide, const float* query, 
             UNROLL for (int t = 0; t < ACROSS; t++) acc[h][t] = all(base[h]);
         for (int64_t c = 0; c < wide; c += 8) {
             Words x[ACROSS];
-            UNROLL for (int t = 0; t < ACROSS; t++)
-                x[t] = read<Words>(codes + ((c / 8) * (BLOCK / LANES) + tile + t) * 64);
+            UNROLL for (int t = 0; t < ACROSS; t++) {
+                const uint8_t* from = codes + ((c / 8) * (BLOCK / LANES) + tile + t) * 64;
+                x[t] = read<Words>(from);
+                __builtin_prefetch(from + BLOCKS_AHEAD * wide * (BLOCK / 2), 0);
+            }
             UNROLL for (int j = 0; j < 8; j++) {
                 Wide code[ACROSS];
                 UNROLL for (int t = 0; t < ACROSS; t++) code[t] = decode(x[t] >> (4 * j));
@@ -103,8 +109,11 @@ INLINE void weigh_codes(const uint8_t* codes, int64_t vectors, int64_t first, in
         }
     for (int64_t tile = 0; tile < BLOCK / TOKENS; tile++) {
         Words x[C];
-        UNROLL for (int c = 0; c < C; c++)
-            x[c] = read<Words>(codes + (tile * vectors + first + c) * 64);
+        UNROLL for (int c = 0; c < C; c++) {
+            const uint8_t* from = codes + (tile * vectors + first + c) * 64;
+            x[c] = read<Words>(from);
+            __builtin_prefetch(from + BLOCKS_AHEAD * vectors * (BLOCK * LANES * BITS / 8), 0);
+        }
         UNROLL for (int j = 0; j < TOKENS; j++) {
             Wide code[C];
             UNROLL for (int c = 0; c < C; c++) code[c] = decode(x[c] >> (BITS * j));

@@ -42,6 +42,31 @@ INLINE float sum_of(Wide x) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// The sum of each of 16 vectors.
+INLINE Wide sums_of(const Wide* x) {
+#if defined(__AVX512F__)
+    __m512 two[8], four[4], eight[2];
+    UNROLL for (int i = 0; i < 8; i++) {
+        const __m512 a = (__m512)x[2 * i], b = (__m512)x[2 * i + 1];
+        two[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        const __m512d a = _mm512_castps_pd(two[2 * i]), b = _mm512_castps_pd(two[2 * i + 1]);
+        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    UNROLL for (int i = 0; i < 2; i++)
+        eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0x88),
+                                 _mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0xDD));
+    return (Wide)_mm512_add_ps(_mm512_shuffle_f32x4(eight[0], eight[1], 0x88),
+                               _mm512_shuffle_f32x4(eight[0], eight[1], 0xDD));
+#else
+    Wide sums;
+    for (int i = 0; i < LANES; i++) sums[i] = sum_of(x[i]);
+    return sums;
+#endif
+}
+
 // Codes as floats: those of keys count from 0, those of values at 4 bits from -8.
 enum Kind { KEYS, VALUES, VALUES_2 };
 

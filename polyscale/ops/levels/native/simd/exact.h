@@ -90,29 +90,35 @@ INLINE void fetch_token(const Head& h, int64_t token, bool key) {
                   h.value_wide * 4);
 }
 
+// Products of a key with H queries, channels not yet summed: `sums` [H][LANES].
 template <int H>
-INLINE void score_row(const float* key, const float* query, int64_t wide, float* scores,
-                      int64_t pitch) {
+INLINE void score_row(const float* key, const float* query, int64_t wide, Wide* sums) {
     Wide acc[H];
     UNROLL for (int h = 0; h < H; h++) acc[h] = all(0.0f);
     for (int64_t c = 0; c < wide; c += LANES) {
         const Wide k = read<Wide>(key + c);
         UNROLL for (int h = 0; h < H; h++) acc[h] += k * read<Wide>(query + h * wide + c);
     }
-    UNROLL for (int h = 0; h < H; h++) scores[h * pitch] = sum_of(acc[h]);
+    UNROLL for (int h = 0; h < H; h++) sums[h * LANES] = acc[h];
 }
 
-// Exact scores of up to PIECE tokens, `scores` [group][pitch].
+// Exact scores of up to PIECE tokens, `scores` [group][pitch]; rows of it are whole vectors.
 static void score_tokens(const Unit& u, const int64_t* tokens, int64_t count, float* scores,
                          int64_t pitch, float* row) {
     const int64_t at_once = heads_at_once(u.group), wide = u.from.wide;
+    Wide sums[MOST_HEADS * LANES];
     for (int64_t n = 0; n < count; n++) fetch_token(u.from, tokens[n], true);
-    for (int64_t n = 0; n < count; n++) {
-        const float* key = exact_key(u.from, tokens[n], row);
-        for (int64_t g = 0; g < u.group; g += at_once) {
-#define SCORE(H) score_row<H>(key, u.query + g * wide, wide, scores + g * pitch + n, pitch)
-            FOR_HEADS(least(at_once, u.group - g), SCORE)
+    for (int64_t g = 0; g < u.group; g += at_once) {
+        const int64_t heads = least(at_once, u.group - g);
+        for (int64_t first = 0; first < count; first += LANES) {
+            for (int64_t n = 0; n < LANES; n++) {
+                const float* key = exact_key(u.from, tokens[least(first + n, count - 1)], row);
+#define SCORE(H) score_row<H>(key, u.query + g * wide, wide, sums + n)
+                FOR_HEADS(heads, SCORE)
 #undef SCORE
+            }
+            for (int64_t h = 0; h < heads; h++)
+                write(scores + (g + h) * pitch + first, sums_of(sums + h * LANES));
         }
     }
 }

@@ -111,7 +111,7 @@ class Units {
     int threads() const {
         const double products = (double)(count_ * group_) * (double)a_.longest *
                                 (double)(store_.width + store_.value_width);
-        return (int)least(a_.threads, (int64_t)(1.0 + products / 4e5));
+        return (int)least(a_.threads, (int64_t)(1.0 + products / 1e5));
     }
 
    private:
@@ -122,6 +122,7 @@ class Units {
 };
 
 enum Phase { SCORES, CHOICE, WEIGHTS, MERGE };
+const Phase PHASES[] = {SCORES, CHOICE, WEIGHTS, MERGE};
 
 // One phase of all units. Tasks are numbered through, unit after unit.
 class Attend : public Team {
@@ -131,11 +132,25 @@ class Attend : public Team {
         : Team(starts.back(), threads, v.scratch_floats(&a)),
           a_(a), v_(v), phase_(phase), units_(units), starts_(starts) {}
 
+    using Team::run;
+
     static int64_t tasks(Phase phase, const Unit& u) {
         if (!u.seen) return 0;
         if (phase == CHOICE || phase == MERGE) return 1;
         const int64_t both = u.stretch_count() + u.always_pieces();
         return phase == SCORES ? both : both + (u.chosen + PIECE - 1) / PIECE;
+    }
+
+    static void run(const Attention& a, const Variant& v, Phase phase, Unit& u, int64_t part,
+                    float* scratch) {
+        const int64_t piece = part - u.stretch_count(), opened = piece - u.always_pieces();
+        if (phase == CHOICE) v.choose(&a, &u, scratch);
+        else if (phase == MERGE) v.merge(&u, tasks(WEIGHTS, u));
+        else if (phase == SCORES && piece < 0) v.score_stretch(&u, part, scratch);
+        else if (phase == SCORES) v.score_always(&u, piece, scratch);
+        else if (piece < 0) v.weigh_stretch(&u, part, u.part(part), scratch);
+        else if (opened < 0) v.weigh_always(&u, piece, u.part(part), scratch);
+        else v.weigh_opened(&u, opened, u.part(part), scratch);
     }
 
     void task(int64_t number, float* scratch) override {
@@ -144,16 +159,7 @@ class Attend : public Team {
             const size_t middle = (low + high) / 2;
             (starts_[middle] <= number ? low : high) = middle;
         }
-        Unit& u = units_[low];
-        const int64_t part = number - starts_[low], stretches = u.stretch_count();
-        const int64_t piece = part - stretches, opened = piece - u.always_pieces();
-        if (phase_ == CHOICE) v_.choose(&a_, &u, scratch);
-        else if (phase_ == MERGE) v_.merge(&u, tasks(WEIGHTS, u));
-        else if (phase_ == SCORES && piece < 0) v_.score_stretch(&u, part, scratch);
-        else if (phase_ == SCORES) v_.score_always(&u, piece, scratch);
-        else if (piece < 0) v_.weigh_stretch(&u, part, u.part(part), scratch);
-        else if (opened < 0) v_.weigh_always(&u, piece, u.part(part), scratch);
-        else v_.weigh_opened(&u, opened, u.part(part), scratch);
+        run(a_, v_, phase_, units_[low], number - starts_[low], scratch);
     }
 
    private:
@@ -164,6 +170,36 @@ class Attend : public Team {
     const std::vector<int64_t>& starts_;
 };
 
+// All phases of a unit, where there are enough units or no other thread.
+class AttendWhole : public Team {
+   public:
+    AttendWhole(const Attention& a, const Variant& v, std::vector<Unit>& units, int threads)
+        : Team((int64_t)units.size(), threads, v.scratch_floats(&a)), a_(a), v_(v), units_(units) {}
+
+    void task(int64_t number, float* scratch) override {
+        Unit& u = units_[(size_t)number];
+        for (Phase phase : PHASES)
+            for (int64_t part = 0, parts = Attend::tasks(phase, u); part < parts; part++)
+                Attend::run(a_, v_, phase, u, part, scratch);
+    }
+
+   private:
+    const Attention& a_;
+    const Variant& v_;
+    std::vector<Unit>& units_;
+};
+
+bool attend_units(const Attention& a, const Variant& v, std::vector<Unit>& units, int threads) {
+    if (threads <= 1 || (int64_t)units.size() >= 8 * threads)
+        return AttendWhole(a, v, units, threads).run();
+    for (Phase phase : PHASES) {
+        std::vector<int64_t> starts(1, 0);
+        for (const Unit& u : units) starts.push_back(starts.back() + Attend::tasks(phase, u));
+        if (!Attend(a, v, phase, units, threads, starts).run()) return false;
+    }
+    return true;
+}
+
 bool attend(const Attention& a) {
     static thread_local Memory memory;
     const Variant& v = variant(a.variant);
@@ -171,16 +207,11 @@ bool attend(const Attention& a) {
     const int64_t at_once = all.at_once(), floats = all.floats();
     float* kept = memory.take(at_once * floats);
     std::vector<Unit> units;
-    std::vector<int64_t> starts;
     for (int64_t first = 0; first < all.count(); first += at_once) {
         const int64_t count = least(at_once, all.count() - first);
         units.clear();
         for (int64_t n = 0; n < count; n++) units.push_back(all.make(first + n, kept + n * floats));
-        for (Phase phase : {SCORES, CHOICE, WEIGHTS, MERGE}) {
-            starts.assign(1, 0);
-            for (const Unit& u : units) starts.push_back(starts.back() + Attend::tasks(phase, u));
-            if (!Attend(a, v, phase, units, all.threads(), starts).run()) return false;
-        }
+        if (!attend_units(a, v, units, all.threads())) return false;
         for (int64_t n = 0; n < count; n++) all.write(first + n, units[(size_t)n]);
     }
     return true;
