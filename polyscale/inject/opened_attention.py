@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -108,7 +109,55 @@ def opened_attention_forward(
             scale=scale,
             **settings.prompt,
         )
+        if settings.ending and not settings.strict:
+            output = read_ending(output, query, key, value, real, scale, settings.ending)
     return output.to(dtype).transpose(1, 2), None
+
+
+def read_ending(
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+    scale: float,
+    count: int,
+) -> Tensor:
+    """Return `output` `[B, H, N, Dv]` with the last `count` rows of each text read densely.
+
+    They are few, so that this costs next to nothing, and they matter most: a prompt's question
+    stands there, and what follows attends to them more than to any others.
+    """
+    batch, heads, queries, _ = query.shape
+    keys, device = key.shape[2], query.device
+    if real is None:
+        last = torch.full((batch, 1), keys - 1, device=device)
+    else:
+        place = torch.arange(keys, device=device)
+        last = torch.where(real, place, -1).amax(1, keepdim=True)  # [B, 1]
+    count = min(count, queries)
+    column = last - torch.arange(count - 1, -1, -1, device=device)  # [B, E] of the keys
+    column = column.clamp(min=keys - queries)
+    seen = torch.arange(keys, device=device) <= column[..., None]  # [B, E, M]
+    if real is not None:
+        seen = seen & (real[:, None] | (column[..., None] == torch.arange(keys, device=device)))
+    row = (column - (keys - queries))[:, None, :, None]  # [B, 1, E, 1] of the queries
+    asked = query.gather(2, row.expand(-1, heads, -1, query.shape[3]))
+    exact = F.scaled_dot_product_attention(
+        asked, *repeated(key, value, heads), attn_mask=seen[:, None], scale=scale
+    )
+    if real is not None:  # rows of padding stay zeros
+        there = real.gather(1, column)[:, None, :, None]
+        exact = exact.masked_fill(~there, 0.0)
+    return output.scatter(2, row.expand(-1, heads, -1, output.shape[3]), exact)
+
+
+def repeated(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values for every query head."""
+    groups = heads // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
 
 def _refuse(

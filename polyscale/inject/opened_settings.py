@@ -12,6 +12,7 @@ from polyscale.checks import check_flag, check_integer
 from polyscale.ops.opened import opened_attention
 
 DENSE = 1024  # up to so many keys reading a prompt densely is faster
+ENDING = 0  # so many last tokens of a prompt are read densely
 AT_ONCE = 64  # up to so many tokens at once over a filled cache are decoded, more are a prompt
 PROMPT = ("block", "key_block", "near", "heavy", "mass", "sinks", "sample", "rest", "impl")
 CACHE = ("near", "sinks", "heavy", "mass", "bits", "exact", "audit_every", "dense", "impl")
@@ -28,6 +29,7 @@ class OpenedSettings:
     prompt: Mapping[str, Any] = field(default_factory=dict)  # options of `opened_attention`
     cache: Mapping[str, Any] = field(default_factory=dict)  # options of `LevelCache`
     dense: int = DENSE
+    ending: int = ENDING
     at_once: int = AT_ONCE
     strict: bool = False
 
@@ -40,11 +42,12 @@ class OpenedSettings:
     ) -> OpenedSettings:
         """Return checked settings from the arguments of `inject_opened`."""
         check_flag("strict", strict)
-        prompt = _plain("prompt", prompt, (*PROMPT, "dense"))
+        prompt = _plain("prompt", prompt, (*PROMPT, "dense", "ending"))
         cache = _plain("cache", cache, (*CACHE, "at_once"))
         dense = check_integer("prompt['dense']", prompt.pop("dense", DENSE), least=0)
+        ending = check_integer("prompt['ending']", prompt.pop("ending", ENDING), least=0)
         at_once = check_integer("cache['at_once']", cache.pop("at_once", AT_ONCE), least=1)
-        found = cls(prompt, cache, dense, at_once, strict)
+        found = cls(prompt, cache, dense, ending, at_once, strict)
         tiny = torch.zeros(1, 1, 1, 8)
         opened_attention(tiny, tiny, tiny, causal=True, strict=strict, **prompt)
         return found
@@ -58,6 +61,7 @@ class OpenedSettings:
                 for name, value in self.cache.items()
             },
             "dense": self.dense,
+            "ending": self.ending,
             "at_once": self.at_once,
             "strict": self.strict,
         }
@@ -68,8 +72,16 @@ class OpenedSettings:
         cache = dict(data["cache"])
         if isinstance(cache.get("bits"), list):
             cache["bits"] = tuple(cache["bits"])
-        prompt = {**data["prompt"], "dense": data["dense"]}
+        prompt = {**data["prompt"], "dense": data["dense"], "ending": data["ending"]}
         return cls.of(prompt, {**cache, "at_once": data["at_once"]}, data["strict"])
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `inject_opened` that make these settings."""
+        return {
+            "prompt": {**self.prompt, "dense": self.dense, "ending": self.ending},
+            "cache": {**self.cache, "at_once": self.at_once},
+            "strict": self.strict,
+        }
 
 
 def _plain(name: str, options: Any, takes: tuple[str, ...]) -> dict[str, Any]:

@@ -95,10 +95,7 @@ def load_injected(
     model = model_class.from_pretrained(path, use_safetensors=True, **kwargs)
     for layers, kind, settings in groups:
         if kind == "opened":
-            found = OpenedSettings.from_dict(settings)
-            prompt = {**found.prompt, "dense": found.dense}
-            cache = {**found.cache, "at_once": found.at_once}
-            inject_opened(model, layers, prompt=prompt, cache=cache, strict=found.strict)
+            inject_opened(model, layers, **OpenedSettings.from_dict(settings).arguments())
         else:
             inject_hsa(model, layers=layers, **settings)
     return model

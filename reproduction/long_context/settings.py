@@ -25,6 +25,11 @@ SETTINGS: dict[str, Setting] = {
     "opened, mass .9": Setting(prompt={"mass": 0.9}),
     "opened, sample 4": Setting(prompt={"sample": 4}),
     "opened, heavy 256, sample 4": Setting(prompt={"heavy": 256, "sample": 4}),
+    "opened, mass .95, sample 4": Setting(prompt={"mass": 0.95, "sample": 4}),
+    "opened, ending 128": Setting(prompt={"ending": 128}),
+    "opened, mass .95, ending 128": Setting(prompt={"mass": 0.95, "ending": 128}),
+    "opened, mass .9, ending 128": Setting(prompt={"mass": 0.9, "ending": 128}),
+    "opened, heavy 256, ending 128": Setting(prompt={"heavy": 256, "ending": 128}),
     "streaming, near 624": Setting(prompt={"near": 624, "heavy": 0}),
     "streaming, near 320": Setting(prompt={"near": 320, "heavy": 0}),
     # Prompts read densely, the rest decoded with levels of precision.

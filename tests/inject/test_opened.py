@@ -82,9 +82,26 @@ def test_some_layers_alone_are_injected_and_decode_beside_dense_ones() -> None:
     assert torch.equal(model.generate(text(1, 30), max_new_tokens=12, **GREEDY), expected)
 
 
+def test_the_ending_of_a_prompt_is_read_densely_and_nothing_else_is() -> None:
+    model = llama(num_hidden_layers=1)
+    dense = logits(model, input_ids=text(2, 60))
+    opened = logits(ps.inject_opened(model, prompt=SMALL), input_ids=text(2, 60))
+    ps.inject_opened(ps.restore(model), prompt={**SMALL, "ending": 9})
+    found = logits(model, input_ids=text(2, 60))
+    torch.testing.assert_close(found[:, -9:], dense[:, -9:], atol=1e-9, rtol=1e-9)
+    assert torch.equal(found[:, :-9], opened[:, :-9])
+    assert not torch.equal(opened[:, -9:], found[:, -9:])
+    strict = ps.inject_opened(ps.restore(model), prompt={**SMALL, "ending": 9}, strict=True)
+    alone = ps.inject_opened(llama(num_hidden_layers=1), prompt=SMALL, strict=True)
+    alone.load_state_dict(model.state_dict())
+    found, expected = (logits(one, input_ids=text(2, 60)) for one in (strict, alone))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("ending", [0, 5, 40])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_prompts_are_read_as_they_are_alone(side: str) -> None:
-    model = ps.inject_opened(llama(), prompt=SMALL)
+def test_padded_prompts_are_read_as_they_are_alone(side: str, ending: int) -> None:
+    model = ps.inject_opened(llama(), prompt={**SMALL, "ending": ending})
     texts = [text(1, length, seed=length)[0] for length in (60, 33)]
     ids, mask = torch.zeros(2, 60, dtype=torch.long), torch.zeros(2, 60, dtype=torch.long)
     for row, one in enumerate(texts):
