@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from polyscale import theory
     from polyscale.data import load_task
     from polyscale.inject import (
+        LevelCache,
         inject_hsa,
+        inject_opened,
         load_injected,
         plan_injection,
         restore,
@@ -64,7 +66,9 @@ _LATER = {
         "collate_trees",
     ),
     "polyscale.inject": (
+        "LevelCache",
         "inject_hsa",
+        "inject_opened",
         "load_injected",
         "plan_injection",
         "restore",
@@ -90,6 +94,7 @@ __all__ = [
     "HTEForClassification",
     "HTELayer",
     "HTEModel",
+    "LevelCache",
     "LevelSettings",
     "LevelStore",
     "SignalTree",
@@ -101,6 +106,7 @@ __all__ = [
     "hsa_matrix",
     "implementations",
     "inject_hsa",
+    "inject_opened",
     "level_attention",
     "load_injected",
     "load_task",

@@ -52,8 +52,8 @@ def _warn(model: Any) -> None:
             continue
         delattr(one, NOTE)  # it says what this model is, which has no injection
         warnings.warn(
-            f"{type(model).__name__} was saved with HSA injected in its attention (see "
+            f"{type(model).__name__} was saved with polyscale's attention injected (see "
             f'"{NOTE}" in its config.json), and is loaded without it: it attends by softmax. Load '
-            "the folder with polyscale.load_injected, or call polyscale.inject_hsa again",
+            "the folder with polyscale.load_injected, or inject it again",
             stacklevel=3,
         )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from polyscale._injection_note import NOTE
 from polyscale.inject.attention import NAME, RECORD, InjectedLayer
 from polyscale.inject.cache import WatchedCache
 from polyscale.inject.layout import Tokens, check_prefix
 from polyscale.inject.modules import attention_layers, check_module, choose_layers, is_causal
+from polyscale.inject.opened import opened_settings, restore_opened
+from polyscale.inject.records import write_note
 from polyscale.inject.settings import SENTENCES, HSASettings, whole_numbers
 from polyscale.trees import SignalTree
 
@@ -37,7 +37,6 @@ def inject_hsa(
     tokenizer: Any = None,
     sentence_ends: Sequence[int] = (),
     dropout: str = "refuse",
-    open_blocks: int = 0,
 ) -> PreTrainedModel:
     """Turn attention layers of a Hugging Face model to HSA, in place; `restore` undoes it.
 
@@ -62,9 +61,6 @@ def inject_hsa(
         sentence_ends: or those tokens' ids themselves.
         dropout: what to do in training with attention dropout, which HSA has no matrix for:
             `"refuse"`, or `"off"` to train without it.
-        open_blocks: how many of the nodes that a token attends to most it sees as their children
-            instead of as one mean; much closer to softmax at some cost, with `tie="columns"` and
-            without a cache.
 
     >>> from transformers import BertConfig, BertModel
     >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
@@ -82,7 +78,7 @@ def inject_hsa(
         sentence_ends = sentence_end_ids(tokenizer)
     for number in chosen:
         check_module(modules[number], number)
-        if hasattr(modules[number], RECORD):
+        if hasattr(modules[number], RECORD) or number in opened_settings(model):
             raise ValueError(f"layers: layer {number} is injected already; restore(model) first")
     causal = [is_causal(modules[number], model) for number in chosen]
     settings = HSASettings(
@@ -93,7 +89,6 @@ def inject_hsa(
         sink_queries=sink_queries,
         sentence_ends=whole_numbers("sentence_ends", sentence_ends),
         dropout=dropout,
-        open_blocks=open_blocks,
     )
     if any(causal):
         if tie == "blocks":
@@ -110,7 +105,7 @@ def inject_hsa(
     for number in chosen:
         _inject(modules[number], number, settings)
     _note_alone(modules)
-    _write_note(model)
+    write_note(model)
     if settings.needs_tokens and not hasattr(model.base_model, TOKENS_HANDLE):
         handle = model.base_model.register_forward_pre_hook(_pass_tokens, with_kwargs=True)
         setattr(model.base_model, TOKENS_HANDLE, handle)
@@ -118,7 +113,9 @@ def inject_hsa(
 
 
 def restore(model: PreTrainedModel, layers: Sequence[int] | None = None) -> PreTrainedModel:
-    """Take HSA out of the injected layers, all or some, and return the model as it was.
+    """Take out what `inject_hsa` or `inject_opened` put into layers, all or some.
+
+    The model is changed and returned, with every layer as it was.
 
     >>> from transformers import BertConfig, BertModel
     >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
@@ -135,56 +132,15 @@ def restore(model: PreTrainedModel, layers: Sequence[int] | None = None) -> PreT
         for handle in record.handles:
             handle.remove()
         delattr(module, RECORD)
+    restore_opened(model, [modules[number] for number in choose_layers(layers, len(modules))])
     _note_alone(modules)
-    _write_note(model)
+    write_note(model)
     left = [getattr(module, RECORD) for module in modules if hasattr(module, RECORD)]
     handle = getattr(model.base_model, TOKENS_HANDLE, None)
     if handle is not None and not any(record.settings.needs_tokens for record in left):
         handle.remove()
         delattr(model.base_model, TOKENS_HANDLE)
     return model
-
-
-def injected_layers(model: PreTrainedModel) -> list[int]:
-    """Return the numbers of the layers that are injected."""
-    return sorted(injected_settings(model))
-
-
-def injected_settings(model: PreTrainedModel) -> dict[int, HSASettings]:
-    """Return the settings of each injected layer, by its number."""
-    records = [getattr(module, RECORD, None) for module in attention_layers(model)]
-    return {record.number: record.settings for record in records if record is not None}
-
-
-def injection_groups(model: PreTrainedModel) -> list[tuple[list[int], HSASettings]]:
-    """Return the numbers of the layers that are injected alike, and how, group by group."""
-    groups: list[tuple[list[int], HSASettings]] = []
-    for number, settings in sorted(injected_settings(model).items()):
-        for layers, known in groups:
-            if known is settings:
-                layers.append(number)
-                break
-        else:
-            groups.append(([number], settings))
-    return groups
-
-
-def _write_note(model: PreTrainedModel) -> None:
-    """Say in the configuration, which is saved with the model whoever saves it, what is injected.
-
-    Of a given tree only that there is one.
-    """
-    groups = []
-    for layers, settings in injection_groups(model):
-        if isinstance(settings.hierarchy, SignalTree):
-            data = {**replace(settings, hierarchy=()).as_dict(), "hierarchy": "tree"}
-        else:
-            data = settings.as_dict()
-        groups.append({"layers": layers, "settings": data})
-    if groups:
-        setattr(model.config, NOTE, groups)
-    elif hasattr(model.config, NOTE):
-        delattr(model.config, NOTE)
 
 
 def _inject(module: nn.Module, number: int, settings: HSASettings) -> None:

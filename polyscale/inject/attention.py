@@ -16,7 +16,6 @@ from transformers.utils import output_capturing
 from polyscale.inject.cache import WatchedCache, decode, start_cache
 from polyscale.inject.layout import Layout, Tokens, find_layout
 from polyscale.inject.masks import read_mask
-from polyscale.inject.opening import opened_attention
 from polyscale.inject.settings import HSASettings
 from polyscale.ops.hsa import hsa_attention, hsa_matrix
 from polyscale.trees import SignalTree
@@ -110,11 +109,6 @@ def hsa_attention_forward(
             raise ValueError(
                 "past_key_values: a layer that is not causal cannot use a cache: earlier tokens "
                 "would have to see later ones; pass use_cache=False"
-            )
-        if settings.open_blocks:
-            raise ValueError(
-                "past_key_values: the cache keeps closed windows as one mean each, so open_blocks "
-                "goes without it; pass use_cache=False"
             )
         if past:
             if wants_weights:
@@ -216,10 +210,7 @@ def _hsa(
         hidden = None if hidden is None else hidden.flatten()
     options: dict[str, Any] = {"causal": causal, "key_padding_mask": hidden, "scale": scale}
     query, key = rows[:2]
-    if settings.open_blocks:
-        value = rows[2] if len(rows) == 3 else _identity(query)
-        found = opened_attention(query, key, value, layout.tree, settings.open_blocks, **options)[0]
-    elif len(rows) == 3:
+    if len(rows) == 3:
         found = hsa_attention(query, key, rows[2], layout.tree, tie=settings.tie, **options)
     else:
         found = hsa_matrix(query, key, layout.tree, tie=settings.tie, **options)
@@ -231,13 +222,6 @@ def _hsa(
     # Trees of a forest do not see each other: of [B, H, R, B * R] each keeps its own part.
     own = found.unflatten(3, (batch, length))
     return torch.stack([own[at, :, :, at] for at in range(batch)])
-
-
-def _identity(query: Tensor) -> Tensor:
-    """Return values whose weighted sums are the weights: `[..., N, N]`."""
-    rows = query.shape[-2]
-    identity = torch.eye(rows, dtype=query.dtype, device=query.device)
-    return identity.expand(*query.shape[:-2], rows, rows)
 
 
 def _refuse(

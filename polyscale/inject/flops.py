@@ -21,14 +21,12 @@ def attention_flops(
     *,
     sinks: int = 0,
     sink_queries: str = "exact",
-    open_blocks: int = 0,
 ) -> AttentionFlops:
     """Count the operations of softmax attention (hierarchy None) or HSA over `length` tokens.
 
     Projections are not counted, nor exponentials and sums of weights. `dim` is the width of a
     head; `sinks` how many tokens hang right under the root of a window hierarchy. Causal layers
-    are counted like others: masked scores are computed too, in both kinds of attention. Opened
-    blocks are counted as if each had as many children as any family has.
+    are counted like others: masked scores are computed too, in both kinds of attention.
 
     >>> attention_flops(512, 12, 64).total
     805306368
@@ -57,7 +55,7 @@ def attention_flops(
         raise ValueError("sinks: a given SignalTree says itself which leaves hang under its root")
     if tree.num_rows != length:
         raise ValueError(f"hierarchy: got a SignalTree of {tree.num_rows} rows, takes {length}")
-    settings = HSASettings(tree, tie, open_blocks=open_blocks)
+    settings = HSASettings(tree, tie)
     exact = sinks * length if sink_queries == "exact" else 0
     return tree_flops(tree, heads, dim, settings, exact)
 
@@ -67,10 +65,6 @@ def tree_flops(
 ) -> AttentionFlops:
     """Count the operations of HSA over a tree or a forest, and of some rows that are not tied.
 
-    Of the settings, the tie and the opened blocks count.
+    Of the settings, only the tie counts.
     """
-    pairs = exact_pairs
-    if settings.open_blocks and int((tree.child_count > 0).sum()) > tree.num_trees:
-        widest = int(tree.child_count[tree.num_trees :].max())
-        pairs += tree.num_leaves * settings.open_blocks * widest
-    return hsa_flops(tree, heads, dim, settings.tie, pairs)
+    return hsa_flops(tree, heads, dim, settings.tie, exact_pairs)

@@ -16,7 +16,6 @@ from polyscale.inject.attention import RECORD, Attended, Probe, exact_sinks
 from polyscale.inject.flops import tree_flops
 from polyscale.inject.layout import find_layout
 from polyscale.inject.modules import attention_layers, is_causal
-from polyscale.inject.opening import opened_attention
 from polyscale.inject.settings import HSASettings
 from polyscale.ops.hsa import hsa_energy
 from polyscale.trees import SignalTree
@@ -119,7 +118,6 @@ def injected(
         sink_ids=settings.sink_ids,
         sink_queries=settings.sink_queries,
         sentence_ends=settings.sentence_ends,
-        open_blocks=settings.open_blocks,
     )
     try:
         yield
@@ -204,12 +202,7 @@ def _total_kl(
     }
     energy = hsa_energy(query, key, tree, tie=settings.tie, **options)
     assert energy.kl is not None
-    if not settings.open_blocks:
-        return float(energy.kl.sum())
-    assert energy.log_partition is not None
-    _, sums = opened_attention(query, key, key, tree, settings.open_blocks, **options)
-    gap = energy.log_partition - sums
-    return float(gap.masked_fill(sums == -torch.inf, 0.0).sum())
+    return float(energy.kl.sum())
 
 
 class SinkFinder:

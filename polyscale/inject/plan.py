@@ -22,7 +22,6 @@ class Sensitivity:
     layer: int
     hierarchy: tuple[int, ...] | str
     tie: str
-    open_blocks: int
     change: float  # of the model's output
     kl: float  # of the attention: nats per token and head, certified; sinks counted as tied
     flops: float  # of the layer's attention, as a share of softmax attention
@@ -50,7 +49,6 @@ class Plan:
     sink_ids: tuple[int, ...]
     sink_queries: str
     sentence_ends: tuple[int, ...]
-    open_blocks: int
     measure: str  # what `change` is
     change: float
     flops: float  # attention FLOPs after, as a share of those before
@@ -78,7 +76,6 @@ class Plan:
             sink_ids=self.sink_ids,
             sink_queries=self.sink_queries,
             sentence_ends=self.sentence_ends,
-            open_blocks=self.open_blocks,
             **options,
         )
 
@@ -115,7 +112,7 @@ class Plan:
 
     def __str__(self) -> str:
         where = ", ".join(str(number) for number in self.layers)
-        name = _name(self.hierarchy, self.tie, self.open_blocks)
+        name = _name(self.hierarchy, self.tie)
         lines = [
             f"{self.model}: HSA in layers {where} of {self.count} (counted from 0)",
             f"hierarchy  {name}",
@@ -130,7 +127,7 @@ class Plan:
         lines += ["", "each layer alone", "  layer     change         KL   FLOPs"]
         groups: dict[str, list[Sensitivity]] = {}
         for one in self.sensitivities:
-            groups.setdefault(_name(one.hierarchy, one.tie, one.open_blocks), []).append(one)
+            groups.setdefault(_name(one.hierarchy, one.tie), []).append(one)
         for one in groups[name]:
             mark = "*" if one.layer in self.layers else " "
             lines.append(
@@ -147,9 +144,8 @@ class Plan:
         return "\n".join(lines)
 
 
-def _name(hierarchy: tuple[int, ...] | str, tie: str, open_blocks: int) -> str:
-    opened = f", {open_blocks} opened" if open_blocks else ""
-    return f"{show(hierarchy)}, {tie}{opened}"
+def _name(hierarchy: tuple[int, ...] | str, tie: str) -> str:
+    return f"{show(hierarchy)}, {tie}"
 
 
 def show(hierarchy: tuple[int, ...] | str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from polyscale.inject.api import injected_layers, sentence_end_ids
+from polyscale.inject.api import sentence_end_ids
 from polyscale.inject.measure import (
     Batch,
     Certificate,
@@ -21,6 +21,7 @@ from polyscale.inject.measure import (
 )
 from polyscale.inject.modules import attention_layers, is_causal
 from polyscale.inject.plan import Plan, Sensitivity, Step, show, show_step
+from polyscale.inject.records import injected_layers
 from polyscale.inject.settings import SENTENCES, SINK_QUERIES, TIES, HSASettings, whole_numbers
 from polyscale.trees import SignalTree
 
@@ -38,7 +39,6 @@ def plan_injection(
     ties: Sequence[str] | None = None,
     sinks: str | Sequence[int] | None = "auto",
     sink_queries: str = "exact",
-    open_blocks: Sequence[int] = (0,),
     batch_size: int = 8,
     max_length: int = 256,
     finalists: int = 2,
@@ -64,7 +64,6 @@ def plan_injection(
         sinks: `"auto"` finds the tokens that get far more attention than others, by position and
             by id; or positions; or None.
         sink_queries: as for `inject_hsa`.
-        open_blocks: candidates for the number of opened blocks, with columns.
         batch_size: texts at a time.
         max_length: tokens of a text, at most.
         finalists: candidates that are searched.
@@ -92,7 +91,7 @@ def plan_injection(
     model.eval()
     try:
         candidates = _candidates(
-            model, batches, tokenizer, hierarchies, ties, sinks, sink_queries, open_blocks, say
+            model, batches, tokenizer, hierarchies, ties, sinks, sink_queries, say
         )
         search = _Search(model, batches, candidates, len(modules), budget, tolerance, width, say)
         return search.plan(finalists)
@@ -119,7 +118,6 @@ def _candidates(
     ties: Sequence[str],
     sinks: Any,
     sink_queries: str,
-    open_blocks: Sequence[int],
     say: Say | None,
 ) -> list[HSASettings]:
     sink_ids: tuple[int, ...] = ()
@@ -142,18 +140,9 @@ def _candidates(
             )
         ends = sentence_end_ids(tokenizer) if hierarchy == SENTENCES else ()
         for tie in ties:
-            for opened in whole_numbers("open_blocks", open_blocks) if tie == "columns" else (0,):
-                found.append(
-                    HSASettings(
-                        hierarchy,
-                        tie,
-                        places,
-                        sink_ids,
-                        sink_queries,
-                        sentence_ends=ends,
-                        open_blocks=opened,
-                    )
-                )
+            found.append(
+                HSASettings(hierarchy, tie, places, sink_ids, sink_queries, sentence_ends=ends)
+            )
     if not found:
         raise ValueError("hierarchies: got no candidate, takes at least one hierarchy and one tie")
     return found
@@ -204,7 +193,6 @@ class _Search:
                         layer,
                         _plain(settings),
                         settings.tie,
-                        settings.open_blocks,
                         self.measured([layer], settings),
                         self.certificate.mean_kl(number, layer),
                         flops,
@@ -290,7 +278,6 @@ class _Search:
             sink_ids=settings.sink_ids,
             sink_queries=settings.sink_queries,
             sentence_ends=settings.sentence_ends,
-            open_blocks=settings.open_blocks,
             measure="mean KL of the logits, in nats"
             if kind == "logits"
             else "1 - cosine of the mean hidden state",

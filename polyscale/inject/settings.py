@@ -34,7 +34,6 @@ class HSASettings:
     sink_queries: str = "exact"
     sentence_ends: tuple[int, ...] = ()
     dropout: str = "refuse"
-    open_blocks: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hierarchy", check_hierarchy(self.hierarchy))
@@ -46,14 +45,6 @@ class HSASettings:
         for name in ("sink_ids", "sentence_ends"):
             if any(number < 0 for number in getattr(self, name)):
                 raise ValueError(f"{name}: got {getattr(self, name)}, takes token ids, 0 or more")
-        opened: Any = self.open_blocks
-        if isinstance(opened, bool) or not isinstance(opened, int) or opened < 0:
-            raise ValueError(f"open_blocks: got {opened!r}, takes a whole number, 0 or more")
-        if opened and self.tie != "columns":
-            raise ValueError(
-                f'open_blocks: got {opened} with tie="blocks", takes 0: a block has one query for '
-                "all its tokens, so they cannot choose each for itself"
-            )
         if self.hierarchy == SENTENCES and not self.sentence_ends:
             raise ValueError(
                 'hierarchy="sentences" needs to know which tokens end a sentence: pass '
@@ -83,7 +74,6 @@ class HSASettings:
             "sink_queries": self.sink_queries,
             "sentence_ends": list(self.sentence_ends),
             "dropout": self.dropout,
-            "open_blocks": self.open_blocks,
         }
 
 

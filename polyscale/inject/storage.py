@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,27 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from polyscale._files import follow_umask
 from polyscale._injection_note import NOTE, injecting
-from polyscale.inject.api import inject_hsa, injection_groups
+from polyscale.inject.api import inject_hsa
+from polyscale.inject.opened import inject_opened
+from polyscale.inject.opened_settings import OpenedSettings
+from polyscale.inject.records import group_data, injection_groups
 from polyscale.inject.settings import HSASettings
 from polyscale.trees import SignalTree
 
 FILE = "polyscale_injection.json"
 FORMAT = "polyscale.injection"
-VERSION = 1
-KEYS = tuple(HSASettings(()).as_dict())
-Groups = list[tuple[list[int], dict[str, Any]]]  # layers, and the arguments of inject_hsa
+VERSION = 2
+READABLE = (1, 2)  # version 1 knew HSA alone
+KEYS = {
+    "hsa": tuple(HSASettings(()).as_dict()),
+    "opened": tuple(OpenedSettings().as_dict()),
+}
+GONE = (
+    "open_blocks has been removed: inject HSA without it (load the folder with from_pretrained and "
+    "call polyscale.inject_hsa), or polyscale.inject_opened, which opens attention where the "
+    "queries look"
+)
+Groups = list[tuple[list[int], str, dict[str, Any]]]  # layers, kind, and arguments or settings
 
 
 def save_injected(model: PreTrainedModel, directory: str | os.PathLike[str]) -> Path:
@@ -37,15 +48,9 @@ def save_injected(model: PreTrainedModel, directory: str | os.PathLike[str]) -> 
     groups: list[dict[str, Any]] = []
     trees: list[SignalTree] = []
     for layers, settings in injection_groups(model):
-        if isinstance(settings.hierarchy, SignalTree):
-            data = {
-                **replace(settings, hierarchy=()).as_dict(),
-                "hierarchy": f"tree_{len(trees)}.json",
-            }
+        groups.append(group_data(layers, settings, f"tree_{len(trees)}.json"))
+        if isinstance(settings, HSASettings) and isinstance(settings.hierarchy, SignalTree):
             trees.append(settings.hierarchy)
-        else:
-            data = settings.as_dict()
-        groups.append({"layers": layers, "settings": data})
     if not groups:
         raise ValueError("model: no layer is injected; save_pretrained saves it")
     model.save_pretrained(path)
@@ -88,8 +93,11 @@ def load_injected(
 
 def inject_groups(model: PreTrainedModel, groups: Groups) -> PreTrainedModel:
     """Inject a model as `read_injection` found it to be."""
-    for layers, settings in groups:
-        inject_hsa(model, layers=layers, **settings)
+    for layers, kind, settings in groups:
+        if kind == "opened":
+            inject_opened(model, layers, **OpenedSettings.from_dict(settings).arguments())
+        else:
+            inject_hsa(model, layers=layers, **settings)
     return model
 
 
@@ -101,7 +109,7 @@ def class_of(model: str | Path) -> Any:
 
 
 def read_injection(path: Path) -> Groups:
-    """Return layers and settings of a folder's injection, group by group; none if it has none."""
+    """Return layers, kind and settings of a folder's injection by groups; none if it has none."""
     if (path / FILE).is_file():
         return _read(path)
     config = path / "config.json"
@@ -110,7 +118,7 @@ def read_injection(path: Path) -> Groups:
     except (ValueError, RecursionError, AttributeError) as error:
         raise ValueError(f"{config}: not a JSON object: {error}") from error
     found = _read_groups(config, note) if note is not None else []
-    if any(settings["hierarchy"] == "tree" for _, settings in found):
+    if any(settings.get("hierarchy") == "tree" for _, _, settings in found):
         raise ValueError(f"{config}: the injection has a tree of its own, which {FILE} would name")
     return found
 
@@ -123,11 +131,13 @@ def _read(path: Path) -> Groups:
         raise ValueError(f"{where}: not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"{where}: does not say that its format is {FORMAT}")
-    if data.get("version") != VERSION:
-        raise ValueError(f"{where}: has version {data.get('version')!r}, takes {VERSION}")
+    if data.get("version") not in READABLE:
+        raise ValueError(
+            f"{where}: has version {data.get('version')!r}, takes {READABLE[0]} to {VERSION}"
+        )
     found = _read_groups(where, data.get("groups"))
-    for _, settings in found:
-        hierarchy = settings["hierarchy"]
+    for _, _, settings in found:
+        hierarchy = settings.get("hierarchy")
         if isinstance(hierarchy, str) and hierarchy.startswith("tree_"):
             # A plain file name: nothing outside of the folder is read.
             settings["hierarchy"] = SignalTree.load(path / Path(hierarchy).name)
@@ -138,13 +148,17 @@ def _read_groups(where: Path, groups: Any) -> Groups:
     found = []
     for group in groups if isinstance(groups, list) else [None]:
         group = group if isinstance(group, dict) else {}
-        settings = group.get("settings")
-        if not isinstance(settings, dict) or sorted(settings) != sorted(KEYS):
+        kind, settings = group.get("kind", "hsa"), group.get("settings")
+        if isinstance(settings, dict) and settings.pop("open_blocks", 0):
+            raise ValueError(f"{where}: {GONE}")
+        keys = KEYS.get(kind) if isinstance(kind, str) else None
+        if keys is None or not isinstance(settings, dict) or sorted(settings) != sorted(keys):
             raise ValueError(
-                f"{where}: groups takes layers and settings with {', '.join(KEYS)} for each"
+                f"{where}: groups takes layers and settings with "
+                f"{', '.join(keys or KEYS['hsa'])} for each, and a kind, {' or '.join(KEYS)}"
             )
         layers = group.get("layers")
         if not isinstance(layers, list):
             raise ValueError(f"{where}: layers takes a list of numbers, got {layers!r}")
-        found.append((layers, settings))
+        found.append((layers, kind, settings))
     return found

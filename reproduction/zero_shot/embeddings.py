@@ -51,11 +51,6 @@ def embedding_injections(preset: Preset, count: int) -> list[Injection]:
         for tie in ties
     ]
     found += [Injection(reference, tree, tie, ()) for tree in preset.trees for tie in ties]
-    found += [
-        Injection(layers, (16, 16), "columns", open_blocks=opened)
-        for layers in (reference, tuple(range(count)))
-        for opened in (1, 2)
-    ]
     return list(dict.fromkeys(found))
 
 

@@ -11,6 +11,10 @@ from polyscale.inject import HSASettings, Plan, attention_flops, inject_hsa
 from polyscale.inject.api import sentence_end_ids
 from polyscale.inject.settings import SENTENCES
 
+GONE = (
+    "opening the heaviest nodes of fixed trees has been removed; polyscale.inject_opened opens "
+    "attention where the queries look"
+)
 EDGES = (0, -1)  # the first and the last token of a text: [CLS] and [SEP]
 
 
@@ -27,7 +31,7 @@ class Injection:
     tie: str
     sinks: tuple[int, ...] = EDGES
     sink_ids: tuple[int, ...] = ()
-    open_blocks: int = 0
+    open_blocks: int = 0  # of records from when layers could open blocks; names them
 
     @property
     def kind(self) -> str:
@@ -49,6 +53,8 @@ class Injection:
         self, model: PreTrainedModel, tokenizer: Any, dropout: str = "refuse"
     ) -> PreTrainedModel:
         """Inject into a model, in place."""
+        if self.open_blocks:
+            raise ValueError(f"open_blocks: got {self.open_blocks}, takes 0; {GONE}")
         return inject_hsa(
             model,
             self.layers,
@@ -58,7 +64,6 @@ class Injection:
             sink_ids=self.sink_ids,
             tokenizer=tokenizer if self.hierarchy == SENTENCES else None,
             dropout=dropout,
-            open_blocks=self.open_blocks,
         )
 
     def settings(self, tokenizer: Any) -> HSASettings:
@@ -69,7 +74,6 @@ class Injection:
             self.sinks,
             self.sink_ids,
             sentence_ends=sentence_end_ids(tokenizer) if self.hierarchy == SENTENCES else (),
-            open_blocks=self.open_blocks,
         )
 
     def saved_at(self, length: int, heads: int, width: int) -> float | None:
@@ -77,7 +81,7 @@ class Injection:
 
         None for sentences, and for sinks by their ids: their cost depends on the text.
         """
-        if isinstance(self.hierarchy, str) or self.sink_ids:
+        if isinstance(self.hierarchy, str) or self.sink_ids or self.open_blocks:
             return None
         after = attention_flops(
             length,
@@ -86,7 +90,6 @@ class Injection:
             self.hierarchy,
             self.tie,
             sinks=len(self.sinks),
-            open_blocks=self.open_blocks,
         )
         return 1 - after.total / attention_flops(length, heads, width).total
 
@@ -113,9 +116,7 @@ class Injection:
     @classmethod
     def from_plan(cls, plan: Plan) -> Injection:
         """The injection that a plan proposes."""
-        return cls(
-            plan.layers, plan.hierarchy, plan.tie, plan.sinks, plan.sink_ids, plan.open_blocks
-        )
+        return cls(plan.layers, plan.hierarchy, plan.tie, plan.sinks, plan.sink_ids)
 
 
 def layer_sets(count: int) -> dict[str, tuple[int, ...]]:

@@ -196,7 +196,6 @@ def paper_injections(count: int) -> dict[str, Injection]:
         "paper": Injection(layers, PAPER_TREE, "blocks", sinks=()),
         "paper with sinks": Injection(layers, PAPER_TREE, "blocks"),
         "paper with sinks, columns": Injection(layers, PAPER_TREE, "columns"),
-        "two blocks opened": Injection(layers, (16, 16), "columns", open_blocks=2),
     }
 
 

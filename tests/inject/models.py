@@ -15,7 +15,11 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
     ViTConfig,
@@ -68,6 +72,15 @@ def gpt2(**changes: Any) -> PreTrainedModel:
 
 def llama(**changes: Any) -> PreTrainedModel:
     return _ready(LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_key_value_heads": 2, **changes})))
+
+
+def qwen2(**changes: Any) -> PreTrainedModel:
+    return _ready(Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "num_key_value_heads": 2, **changes})))
+
+
+def mistral(**changes: Any) -> PreTrainedModel:
+    sizes = {**SIZES, "num_key_value_heads": 2, "sliding_window": 8, **changes}
+    return _ready(MistralForCausalLM(MistralConfig(**sizes)))
 
 
 def vit() -> PreTrainedModel:

@@ -235,20 +235,3 @@ def test_injected_models_and_models_of_other_sizes_are_refused(plan: Plan) -> No
         plan_injection(inject_hsa(bert()), batches(), budget=0.5)
     with pytest.raises(ValueError, match="2 attention layers, the plan is for 3"):
         plan.apply(bert(num_hidden_layers=2))
-
-
-def test_opened_blocks_are_a_candidate_that_costs_more_and_is_certified_closer() -> None:
-    model = bert()
-    plan = plan_injection(
-        model, batches(1), tolerance=1e9, hierarchies=[(4,)], ties=["columns"], open_blocks=[0, 2]
-    )
-    rows = {(one.layer, one.open_blocks): one for one in plan.sensitivities}
-    for layer in range(3):
-        shut, opened = rows[layer, 0], rows[layer, 2]
-        assert opened.kl < shut.kl
-        assert opened.flops > shut.flops
-    assert injected_settings(plan.apply(model))[plan.layers[0]].open_blocks == plan.open_blocks
-    decoder = plan_injection(
-        llama(), batches(1), tolerance=1e9, hierarchies=[(4,)], open_blocks=[1]
-    )
-    assert decoder.open_blocks == 1

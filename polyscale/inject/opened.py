@@ -1,0 +1,279 @@
+"""`inject_opened`: prompts by opened attention, decoding by a cache with levels of precision."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from polyscale.inject.level_cache import LevelCache
+from polyscale.inject.level_layer import LevelLayer
+from polyscale.inject.modules import attention_layers, choose_layers, is_causal
+from polyscale.inject.opened_attention import NAME, RECORD, OpenedLayer
+from polyscale.inject.opened_settings import OpenedSettings
+from polyscale.inject.records import write_note
+
+HOOKS = "_polyscale_opened_hooks"  # attribute of an injected model
+PREPARE = "_prepare_cache_for_generation"  # method of a model that makes the cache of `generate`
+SERVED = ("sdpa", "eager")
+
+# Attributes of attention modules that change their scores, so that no view of them is theirs.
+REFUSED_ATTRIBUTES = {
+    "attn_logit_softcapping": "its scores are soft-capped",
+    "sinks": "it has learned attention sinks (s_aux) in its softmax",
+    "has_relative_attention_bias": "it adds a relative position bias to its scores",
+    "relative_attention_bias": "it adds a relative position bias to its scores",
+}
+
+
+def inject_opened(
+    model: PreTrainedModel,
+    layers: Sequence[int] | None = None,
+    *,
+    prompt: Mapping[str, Any] | None = None,
+    cache: Mapping[str, Any] | None = None,
+    strict: bool = False,
+) -> PreTrainedModel:
+    """Let a decoder read long prompts by opened attention and decode from coarse levels.
+
+    No weight changes; `restore` takes it out again. Prompts are read by `opened_attention`, short
+    ones densely. Tokens are decoded from a `LevelCache`, which `generate` and, in eval mode, a call
+    without a cache make themselves; with an ordinary `DynamicCache` of the user's they are decoded
+    densely.
+
+    The mode is *serving*: later tokens of a prompt help to choose what earlier ones see. That is
+    right for what follows a prompt, and would flatter the loss of the prompt's own tokens: for
+    training and for scoring a given text pass `strict=True`.
+
+    Args:
+        model: a decoder on the attention interface of transformers; it is changed and returned.
+        layers: numbers of attention layers from 0, negative ones from the end; None is all but
+            those with a sliding window.
+        prompt: options of `opened_attention` (`block`, `near`, `heavy`, `mass`, ...), `dense`: up
+            to so many keys are read densely, and `ending`: so many last tokens are, in the
+            serving mode.
+        cache: options of `LevelCache` (`near`, `heavy`, `bits`, `exact`, ...) for the caches that
+            are made automatically, and `at_once`: up to so many new tokens over a filled cache
+            are decoded, each choosing for itself; more are the next part of a prompt.
+        strict: whether only a query's own and earlier queries choose for it, for training.
+
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(
+    ...     vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+    ...     num_attention_heads=2,
+    ... )
+    >>> model = inject_opened(LlamaForCausalLM(config).eval(), prompt={"heavy": 256})
+    >>> type(model(input_ids=torch.tensor([[1, 2, 3]])).past_key_values).__name__
+    'LevelCache'
+    """
+    modules = attention_layers(model)
+    settings = OpenedSettings.of(prompt, cache, strict)
+    kinds = _cache_layers(model)
+    LevelCache(model.config, **settings.cache)  # refuses options it does not take
+    sliding = [at for at, one in enumerate(modules) if _slides(one, kinds)]
+    if layers is None and sliding:
+        shown = ", ".join(str(number) for number in sliding)
+        warnings.warn(
+            f"layers {shown} attend within a sliding window and are left as they are",
+            stacklevel=2,
+        )
+        layers = [at for at in range(len(modules)) if at not in sliding]
+    chosen = choose_layers(layers, len(modules))
+    for number in chosen:
+        _check_module(modules[number], model, number, number in sliding)
+    for number in chosen:
+        _inject(modules[number], number, settings)
+    _serve(model)
+    write_note(model)
+    return model
+
+
+def restore_opened(model: PreTrainedModel, modules: list[nn.Module]) -> None:
+    """Take opened attention out of some layers, and what the model itself carries with the last."""
+    for module in modules:
+        record: OpenedLayer | None = getattr(module, RECORD, None)
+        if record is not None:
+            module.config = record.config
+            for handle in record.handles:
+                handle.remove()
+            delattr(module, RECORD)
+    left = [module for module in attention_layers(model) if hasattr(module, RECORD)]
+    if hasattr(model, HOOKS) and not left:
+        for handle in getattr(model, HOOKS):
+            handle.remove()
+        delattr(model, HOOKS)
+        vars(model).pop(PREPARE, None)
+
+
+def opened_settings(model: PreTrainedModel) -> dict[int, OpenedSettings]:
+    """Return the settings of each layer with opened attention, by its number."""
+    records = [getattr(module, RECORD, None) for module in attention_layers(model)]
+    return {record.number: record.settings for record in records if record is not None}
+
+
+def _cache_layers(model: PreTrainedModel) -> list[Any]:
+    """Return the layers that a cache of the model has, empty."""
+    return list(DynamicCache(config=model.config).layers)
+
+
+def _number(module: nn.Module) -> int:
+    number: Any = getattr(module, "layer_idx", None)
+    if number is None:
+        raise ValueError(
+            "model must have decoder layers with a number (layer_idx), got one without"
+        )
+    return number
+
+
+def _slides(module: nn.Module, kinds: list[Any]) -> bool:
+    number: Any = getattr(module, "layer_idx", None)
+    known = number is not None and number < len(kinds)
+    return known and isinstance(kinds[number], DynamicSlidingWindowLayer)
+
+
+def _check_module(module: nn.Module, model: PreTrainedModel, number: int, slides: bool) -> None:
+    """Refuse a layer whose attention would change without being asked to."""
+    where = f"layers must be layers that opened attention can serve, got {number}"
+    if not is_causal(module, model):
+        raise ValueError(
+            f"{where}, which is not causal: prompts are read and tokens decoded in decoders; "
+            "use inject_hsa for encoders"
+        )
+    if slides:
+        raise ValueError(f"{where}, which attends within a sliding window; leave it out")
+    _number(module)
+    for name, reason in REFUSED_ATTRIBUTES.items():
+        value = getattr(module, name, None)
+        if value is not None and value is not False:
+            raise ValueError(f"{where}: {reason}")
+    implementation = getattr(module.config, "_attn_implementation", None)
+    if implementation == NAME:
+        raise ValueError(f"{where}, which is injected already; restore(model) first")
+    if implementation not in SERVED:
+        raise ValueError(
+            f"{where}, which is injected already or has another attention ({implementation!r}); "
+            'restore(model) first, or model.set_attn_implementation("sdpa")'
+        )
+
+
+def _inject(module: nn.Module, number: int, settings: OpenedSettings) -> None:
+    config: Any = module.config
+    own = copy.deepcopy(config)
+    # Not through the property, which would also set it in configs nested in this one.
+    own._attn_implementation_internal = NAME
+    record = OpenedLayer(settings, number, config)
+    record.handles.append(module.register_forward_pre_hook(_pass_level, with_kwargs=True))
+    module.config = own
+    setattr(module, RECORD, record)
+
+
+def _serve(model: PreTrainedModel) -> None:
+    """Let calls of the model itself make, check and warn what concerns all layers."""
+    if hasattr(model, HOOKS):
+        return
+    base = model.base_model
+    handles = [base.register_forward_pre_hook(partial(_prepare_call, model), with_kwargs=True)]
+    handles.append(model.register_forward_pre_hook(_warn_of_labels, with_kwargs=True))
+    setattr(model, HOOKS, handles)
+    if hasattr(type(model), PREPARE):
+        setattr(model, PREPARE, partial(_prepare_generation, model))
+
+
+def _pass_level(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Tell the attention function which layer of a `LevelCache` is its own."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Cache) and not isinstance(value, LevelCache):
+            layers = getattr(value, "layers", [])[_number(module) :]
+            if layers and not isinstance(layers[0], DynamicLayer):
+                raise ValueError(
+                    "past_key_values must be a LevelCache or a DynamicCache for an injected "
+                    f"model, got a {type(value).__name__} of {type(layers[0]).__name__}"
+                )
+        if isinstance(value, LevelCache):
+            layer = value.layers[_number(module)]
+            if not isinstance(layer, LevelLayer):
+                raise ValueError(
+                    "past_key_values must be a LevelCache that was filled with this layer "
+                    "injected, got one that was filled without; start with a new one"
+                )
+            layer.expected = True
+            return args, {**kwargs, "level_layer": layer}
+    return None
+
+
+def _prepare_call(
+    model: PreTrainedModel, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Make a cache if a call has none, and see that a LevelCache fits the injected layers."""
+    bound = inspect.signature(base.forward).bind_partial(*args, **kwargs)
+    cache = bound.arguments.get("past_key_values")
+    if isinstance(cache, LevelCache):
+        if not cache.get_seq_length():
+            cache.serve(_served(model))
+        return None
+    use_cache = bound.arguments.get("use_cache")
+    if use_cache is None:
+        use_cache = getattr(base.config, "use_cache", False)
+    if cache is not None or not use_cache or base.training:
+        return None
+    return args, {**kwargs, "past_key_values": _new_cache(model)}
+
+
+def _prepare_generation(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    """Give `generate` a LevelCache where it would make an ordinary cache of its own."""
+    method = getattr(type(model), PREPARE)
+    found = method(model, *args, **kwargs)
+    given = inspect.signature(method).bind(model, *args, **kwargs).arguments
+    wanted = given["generation_config"].cache_implementation
+    cache = given["model_kwargs"].get("past_key_values")
+    own = type(cache) is DynamicCache and not getattr(cache, "_is_user_defined", False)
+    if own and wanted is None:
+        new = _new_cache(model)
+        if given["generation_config"].is_assistant:
+            new.activate_past_recording()
+        given["model_kwargs"]["past_key_values"] = new
+    return found
+
+
+def _served(model: PreTrainedModel) -> dict[int, OpenedSettings]:
+    """Return the settings of the injected layers, by their number in a cache."""
+    return {
+        _number(module): getattr(module, RECORD).settings
+        for module in attention_layers(model)
+        if hasattr(module, RECORD)
+    }
+
+
+def _new_cache(model: PreTrainedModel) -> LevelCache:
+    served = _served(model)
+    cache = LevelCache(model.config, **next(iter(served.values())).cache)
+    cache.serve(served)
+    return cache
+
+
+def _warn_of_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say once that the loss of a text read in the serving mode is no fair figure."""
+    if kwargs.get("labels") is None:
+        return
+    records = [getattr(module, RECORD, None) for module in model.modules()]
+    serving = [one for one in records if one is not None and not one.settings.strict]
+    if not serving or any(one.warned for one in serving):
+        return
+    for one in serving:
+        one.warned = True
+    warnings.warn(
+        "labels: the model is injected for serving, where later tokens of a text help to choose "
+        "what earlier ones see, so the loss of the text flatters; use inject_opened(model, "
+        "strict=True) to train or to score a given text, or restore(model)",
+        stacklevel=4,
+    )

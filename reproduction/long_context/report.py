@@ -1,0 +1,171 @@
+"""RESULTS.md and results.json from the measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from reproduction.long_context.results import Results
+from reproduction.long_context.settings import DENSE
+
+KINDS = ("perplexity", "needles", "continuations", "timing")
+
+
+def write_report(folder: Path) -> str:
+    """Write `results.json` and `RESULTS.md` of a folder of measurements; return the text."""
+    found = {kind: Results(folder, kind) for kind in KINDS if (folder / f"{kind}.jsonl").is_file()}
+    summary: dict[str, Any] = {}
+    text = ["# Long prompts: what is lost, and how fast", ""]
+    text.append("Made by `python -m reproduction.long_context report`; the log is beside it.")
+    if "perplexity" in found:
+        summary["perplexity"] = _perplexities(found["perplexity"])
+        text += ["", "## Perplexity of what follows the prompt, relative to softmax attention", ""]
+        text += _table(
+            ("prompt", "setting", "articles", "x", "standard error", "worst article"),
+            [
+                (
+                    row["length"],
+                    row["setting"],
+                    str(row["articles"]),
+                    f"{row['ratio']:.4f}",
+                    f"{row['error']:.4f}",
+                    f"{row['worst']:.4f}",
+                )
+                for row in summary["perplexity"]
+            ],
+        )
+    if "needles" in found:
+        summary["needles"] = _counts(found["needles"], "found")
+        text += ["", "## Seven-digit numbers found", ""]
+        text += _table(
+            ("setting", "found", "of", "missed"),
+            [
+                (row["setting"], str(row["found"]), str(row["of"]), "; ".join(row["missed"]))
+                for row in summary["needles"]
+            ],
+        )
+    if "continuations" in found:
+        summary["continuations"] = _continuations(found["continuations"])
+        text += ["", "## Greedy continuations equal to softmax attention's", ""]
+        text += _table(
+            ("setting", "texts", "whole", "tokens until the first difference", "gaps there"),
+            [
+                (
+                    row["setting"],
+                    str(row["texts"]),
+                    str(row["whole"]),
+                    ", ".join(map(str, row["same"])),
+                    ", ".join(f"{gap:.3f}" for gap in row["gaps"]),
+                )
+                for row in summary["continuations"]
+            ],
+        )
+    if "timing" in found:
+        summary["timing"] = _timings(found["timing"])
+        text += ["", "## Time", ""]
+        text += _table(
+            ("what", "setting", "seconds", "tokens/s", "times dense", "cache"),
+            [
+                (
+                    row["item"],
+                    row["setting"],
+                    f"{row['seconds']:.4f}",
+                    "" if row["rate"] is None else f"{row['rate']:.1f}",
+                    f"{row['gain']:.2f}",
+                    "" if row["held"] is None else f"{row['held'] / 2**20:.0f} MiB",
+                )
+                for row in summary["timing"]
+            ],
+        )
+    (folder / "results.json").write_text(json.dumps(summary, indent=1) + "\n")
+    whole = "\n".join(text) + "\n"
+    (folder / "RESULTS.md").write_text(whole)
+    return whole
+
+
+def _perplexities(results: Results) -> list[dict[str, Any]]:
+    rows = []
+    dense = results.of(DENSE)
+    lengths = list(dict.fromkeys(item.split(",")[0] for item in dense))
+    for length in lengths:
+        for name in results.settings():
+            own = {
+                item: record["loss"] - dense[item]["loss"]
+                for item, record in results.of(name).items()
+                if item in dense and item.split(",")[0] == length
+            }
+            if not own or name == DENSE:
+                continue
+            ratios = [math.exp(change) for change in own.values()]
+            mean = sum(ratios) / len(ratios)
+            spread = sum((ratio - mean) ** 2 for ratio in ratios)
+            error = math.sqrt(spread / max(len(ratios) - 1, 1) / len(ratios))
+            rows.append(
+                {
+                    "length": length,
+                    "setting": name,
+                    "articles": len(ratios),
+                    "ratio": mean,
+                    "error": error,
+                    "worst": max(ratios),
+                    "ratios": ratios,
+                }
+            )
+    return rows
+
+
+def _counts(results: Results, field: str) -> list[dict[str, Any]]:
+    rows = []
+    for name in results.settings():
+        own = results.of(name)
+        missed = [item for item, record in own.items() if not record[field]]
+        rows.append(
+            {"setting": name, "found": len(own) - len(missed), "of": len(own), "missed": missed}
+        )
+    return rows
+
+
+def _continuations(results: Results) -> list[dict[str, Any]]:
+    rows = []
+    for name in results.settings():
+        own = [record for record in results.of(name).values() if "same" in record]
+        if not own:
+            continue
+        rows.append(
+            {
+                "setting": name,
+                "texts": len(own),
+                "whole": sum(record["same"] == record["of"] for record in own),
+                "same": [record["same"] for record in own],
+                "gaps": [record["gap"] for record in own if record["gap"] is not None],
+            }
+        )
+    return rows
+
+
+def _timings(results: Results) -> list[dict[str, Any]]:
+    rows = []
+    dense = results.of(DENSE)
+    for (name, item), record in results.records.items():
+        if item not in dense:
+            continue
+        seconds = float(record.get("step") or record["seconds"])
+        softmax = float(dense[item].get("step") or dense[item]["seconds"])
+        rows.append(
+            {
+                "item": item,
+                "setting": name,
+                "seconds": seconds,
+                "rate": record.get("tokens_per_second"),
+                "gain": softmax / seconds,
+                "held": record.get("held"),
+            }
+        )
+    return sorted(rows, key=lambda row: row["item"])
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]

@@ -1,0 +1,56 @@
+"""What is compared: how a prompt is read, and how what follows it is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of `inject_opened`: of the prompt and of the cache; None is softmax attention."""
+
+    prompt: dict[str, Any] | None = None
+    cache: dict[str, Any] | None = None
+
+
+DENSE = "dense"
+SETTINGS: dict[str, Setting] = {
+    DENSE: Setting(),
+    # Prompts read opened, the rest dense.
+    "opened": Setting(prompt={}),
+    "opened, heavy 256": Setting(prompt={"heavy": 256}),
+    "opened, heavy 128": Setting(prompt={"heavy": 128}),
+    "opened, mass .95": Setting(prompt={"mass": 0.95}),
+    "opened, mass .9": Setting(prompt={"mass": 0.9}),
+    "opened, sample 4": Setting(prompt={"sample": 4}),
+    "opened, heavy 256, sample 4": Setting(prompt={"heavy": 256, "sample": 4}),
+    "opened, mass .95, sample 4": Setting(prompt={"mass": 0.95, "sample": 4}),
+    "opened, ending 128": Setting(prompt={"ending": 128}),
+    "opened, mass .95, ending 128": Setting(prompt={"mass": 0.95, "ending": 128}),
+    "opened, mass .9, ending 128": Setting(prompt={"mass": 0.9, "ending": 128}),
+    "opened, heavy 256, ending 128": Setting(prompt={"heavy": 256, "ending": 128}),
+    "streaming, near 624": Setting(prompt={"near": 624, "heavy": 0}),
+    "streaming, near 320": Setting(prompt={"near": 320, "heavy": 0}),
+    # Prompts read densely, the rest decoded with levels of precision.
+    "levels 4,4": Setting(cache={"bits": (4, 4)}),
+    "levels 4,2": Setting(cache={"bits": (4, 2)}),
+    "levels 4,4 on 8bit": Setting(cache={"bits": (4, 4), "exact": "8bit"}),
+    "levels 4,2 on 8bit": Setting(cache={"bits": (4, 2), "exact": "8bit"}),
+    "levels 4,4, none heavy": Setting(cache={"bits": (4, 4), "heavy": 0}),
+    "levels 4,4, heavy 128": Setting(cache={"bits": (4, 4), "heavy": 128}),
+    "levels 4,4, mass .9": Setting(cache={"bits": (4, 4), "mass": 0.9}),
+    # Both.
+    "opened, levels 4,4": Setting(prompt={}, cache={"bits": (4, 4)}),
+    "opened, levels 4,2": Setting(prompt={}, cache={"bits": (4, 2)}),
+    "opened, levels 4,4 on 8bit": Setting(prompt={}, cache={"bits": (4, 4), "exact": "8bit"}),
+    "opened, heavy 256, levels 4,4": Setting(prompt={"heavy": 256}, cache={"bits": (4, 4)}),
+}
+
+
+def find_settings(names: list[str]) -> dict[str, Setting]:
+    """Return the settings of these names."""
+    unknown = [name for name in names if name not in SETTINGS]
+    if unknown:
+        raise ValueError(f"--settings: got {unknown[0]!r}, takes {', '.join(map(repr, SETTINGS))}")
+    return {name: SETTINGS[name] for name in names}

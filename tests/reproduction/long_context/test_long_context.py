@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import polyscale as ps
+from reproduction.long_context import __main__ as command
+from reproduction.long_context.articles import long_articles, read_pages
+from reproduction.long_context.measures import needle_prompt
+from reproduction.long_context.report import write_report
+from reproduction.long_context.settings import SETTINGS, find_settings
+from tests.inject.models import llama
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny model of bytes with its tokenizer, and a dump of four pages."""
+    folder = tmp_path_factory.mktemp("long-context")
+    torch.manual_seed(0)
+    model = llama(vocab_size=257, num_hidden_layers=2, max_position_embeddings=700).float()
+    model.save_pretrained(folder / "model")
+    ps.byte_tokenizer().save_pretrained(folder / "model")
+    pages = [f"<page>\n{'abcdefgh'[number] * (100 + 100 * number)} text." for number in range(6)]
+    (folder / "data").mkdir()
+    content = "<mediawiki>" + "".join(pages) + "<page>cut off"
+    (folder / "data" / "enwik8.gz").write_bytes(gzip.compress(content.encode()))
+    return folder / "model", folder / "data"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr("sys.argv", ["long_context", *map(str, arguments)])
+    command.main()
+
+
+def test_articles_are_the_longest_pages_first_and_long_enough(
+    folders: tuple[Path, Path],
+) -> None:
+    pages = read_pages(folders[1])
+    assert [len(page) for page in pages] == sorted(map(len, pages), reverse=True)
+    assert len(pages) == 6  # the last one was cut off
+    found = long_articles(folders[1], ps.byte_tokenizer(), 2, 250, first=1)
+    assert [tuple(ids.shape) for ids in found] == [(1, 250)] * 2
+    with pytest.raises(ValueError, match="has 4 articles of 250 tokens"):
+        long_articles(folders[1], ps.byte_tokenizer(), 9, 250)
+
+
+def test_a_needle_stands_where_it_should_and_the_question_at_the_end() -> None:
+    tokenizer = ps.byte_tokenizer()
+    text = torch.full((1, 400), 98)
+    at = []
+    for depth in (0, 7):
+        ids, number = needle_prompt(tokenizer, text, 400, depth)
+        read = tokenizer.decode(ids[0])
+        assert ids.shape == (1, 400)
+        assert read.endswith("Answer: The secret number is")
+        at.append(read.index(number))
+    assert at[0] < 80 < 280 < at[1]
+
+
+def test_every_measure_runs_goes_on_where_it_stopped_and_is_reported(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Settings so large that everything is opened are those of softmax attention.
+    common = ["--model", folders[0], "--data-dir", folders[1], "--output", tmp_path]
+    common += ["--work-dir", tmp_path / "work"]
+    settings = ["--settings", "dense", "opened", "levels 4,4", "opened, levels 4,4"]
+    sizes = ["--articles", 2, "--prompt", 200, "--following", 40]
+    run(monkeypatch, "perplexity", *common, *sizes, *settings)
+    lines = (tmp_path / "perplexity.jsonl").read_text().splitlines()
+    assert len(lines) == 4 * 2
+    run(monkeypatch, "perplexity", *common, *sizes, *settings)
+    assert (tmp_path / "perplexity.jsonl").read_text().splitlines() == lines
+    run(monkeypatch, "needles", *common, "--lengths", 200, "--articles", 2, *settings[:3])
+    run(monkeypatch, "continuations", *common, *sizes[:4], "--following", 9, *settings[:4])
+    run(monkeypatch, "first-token", *common, "--prompt", 200, "--rounds", 1, *settings[:3])
+    decoding = ["--prompt", 200, "--batch", 2, "--steps", 1, "--rounds", 1]
+    run(monkeypatch, "decoding", *common, *decoding, "--settings", "dense", "levels 4,4")
+    text = write_report(tmp_path)
+    summary = json.loads((tmp_path / "results.json").read_text())
+    rows = {row["setting"]: row for row in summary["perplexity"]}
+    assert rows["opened"]["ratio"] == pytest.approx(1, abs=1e-5)
+    assert 1e-7 < abs(rows["levels 4,4"]["ratio"] - 1) < 0.05
+    assert {row["setting"] for row in summary["needles"]} == {"dense", "opened"}
+    assert summary["continuations"][0]["same"] == [9, 9]
+    assert len(summary["timing"]) == 4
+    for title in ("Perplexity of what follows", "numbers found", "continuations", "Time"):
+        assert title in text
+
+
+def test_unknown_settings_are_refused_with_what_there_is() -> None:
+    assert list(find_settings(["dense"])) == ["dense"]
+    with pytest.raises(ValueError, match="got 'other', takes 'dense', 'opened'"):
+        find_settings(["other"])
+    assert all(setting.prompt is None for name, setting in SETTINGS.items() if name == "dense")
