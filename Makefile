@@ -10,7 +10,7 @@ help:
 	@echo "make demo   train HKT and standard attention on ListOps and compare them"
 	@echo "make test   run all the tests"
 	@echo "make bench  speed and memory, best with nothing else running"
-	@echo "make lint   ruff and mypy"
+	@echo "make lint   ruff, mypy and the arrows of ARCHITECTURE.md"
 	@echo "make format let ruff rewrite the code"
 	@echo "make clean  remove what the commands above made"
 
@@ -47,6 +47,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -5,8 +5,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-import polyscale
-
 
 def import_from_checkout(module: str) -> ModuleType:
     """Import a module of `benchmarks` or `reproduction`, or say what is needed.
@@ -14,7 +12,7 @@ def import_from_checkout(module: str) -> ModuleType:
     Raises:
         ImportError: polyscale is installed as a plain package.
     """
-    root = Path(polyscale.__file__).parents[1]
+    root = Path(__file__).parents[1]
     package = module.partition(".")[0]
     if not (root / package / "__init__.py").is_file():
         raise ImportError(

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from polyscale.checks import check_choice, check_integer, check_number
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.layers.positions import rotate
-from polyscale.ops.hsa import hsa_attention
-from polyscale.ops.hsa.decode import hsa_decode
+from polyscale.ops.hsa import hsa_attention, hsa_decode
 from polyscale.ops.looks import has_only_a_shape
 from polyscale.trees import SignalTree
 

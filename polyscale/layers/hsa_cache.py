@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyscale.layers.row_cache import RowCache
-from polyscale.ops.hsa.decode import OpenFamily
+from polyscale.ops.hsa import OpenFamily
 
 
 class HSACache(RowCache):

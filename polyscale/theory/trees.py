@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyscale.ops.hsa.checks import PositionScores, check_request
+from polyscale.ops.hsa import PositionScores, check_request
 from polyscale.theory.tied import TiedSoftmax
 from polyscale.trees import SignalTree
 

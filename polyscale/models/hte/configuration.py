@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 
 from polyscale.models.options import CheckedConfig
-from polyscale.ops.hsa.checks import IMPLEMENTATIONS, TIES
+from polyscale.ops.hsa import IMPLEMENTATIONS, TIES
 
 ATTENTIONS = ("hierarchical", "flat", "none")
 POOLINGS = ("leaves", "tree")
