@@ -10,7 +10,7 @@ import typer
 from polyscale.cli import options
 from polyscale.cli.errors import one_line_errors, stop
 
-_BENCHMARKS = ("hkt", "hsa", "levels")
+_BENCHMARKS = ("hkt", "hsa", "opened", "levels")
 _STUDY = typer.Argument(help="hkt, hsa or hsa-zero-shot.")
 _PRESET = typer.Option("cpu", help="cpu or paper.")
 _OUTPUT = typer.Option(None, help="Folder (experiments/STUDY).")
@@ -58,7 +58,7 @@ def status(study: str = _STUDY, preset: str = _PRESET, output: Path | None = _OU
 
 
 def bench(
-    what: str = typer.Argument(help="What to measure: hkt, hsa or levels."),
+    what: str = typer.Argument(help="What to measure: hkt, hsa, opened or levels."),
     output: Path = _RESULTS,
     quick: bool = typer.Option(False, "--quick", help="Small sizes only."),
 ) -> None:

@@ -169,4 +169,5 @@ def test_the_limit_of_a_step_is_its_products_and_what_downsampling_moves():
 def test_an_unknown_benchmark_is_refused():
     result = CliRunner().invoke(make_app(), ["bench", "speed"])
     assert result.exit_code == 2
-    assert "what must be one of hkt, hsa, got 'speed'" in result.output + result.stderr
+    message = "what must be one of hkt, hsa, opened, levels, got 'speed'"
+    assert message in result.output + result.stderr
