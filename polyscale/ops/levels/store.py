@@ -30,7 +30,7 @@ class LevelStore:
         >>> store = LevelStore.empty(1, 2, 64)
         >>> store.append(torch.randn(1, 2, 100, 64), torch.randn(1, 2, 100, 64))
         >>> store.lengths.tolist(), store.blocks
-        ([100], 5)
+        ([100], 6)
     """
 
     settings: LevelSettings
