@@ -287,14 +287,24 @@ def _native(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     tree = request.tree
     compiling = torch.compiler.is_compiling()
     plan = plan_in_graph(tree_tensors(tree)) if compiling else plan_of(tree)
-    places = [
-        None if part is None else part.to(torch.float32)
-        for part in (request.position_query, request.position_key)
-    ]
+    left, right = request.position_query, request.position_key
+    left, right = (None if part is None else part.to(torch.float32) for part in (left, right))
+    query, key, value, ignored = request.query, request.key, request.value, request.ignored
+    seen = op.needs_dispatch(query, key, value, left, right)
     columns = request.tie == "columns"
-    tensors = request.query, request.key, request.value, plan, request.ignored, *places
-    options = columns, request.causal, request.include_self, request.scale
-    output, log_sums = op.hsa_attention_native(*tensors, *options)
+    output, log_sums = (op.hsa_attention_native if seen else op.attend_at_once)(
+        query,
+        key,
+        value,
+        plan,
+        ignored,
+        left,
+        right,
+        columns,
+        request.causal,
+        request.include_self,
+        request.scale,
+    )
     if not return_lse:
         return output, None
     return output, log_sums if columns else log_sums[..., : tree.num_trees]

@@ -141,6 +141,8 @@ def _check_choice(name: str, got: Any, choices: tuple[str, ...]) -> None:
 
 
 def _check_tree(tree: Any) -> None:
+    if torch.compiler.is_compiling():
+        return  # a look at the tuples of a tree would compile a graph for their lengths
     needed = ("parent", "leaf_order", "leaf_row", "row_node", "depth_offsets", "tree_rows")
     if not all(hasattr(tree, name) for name in needed):
         raise TypeError(f"tree: got {type(tree).__name__}, takes a SignalTree")
