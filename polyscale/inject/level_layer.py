@@ -10,8 +10,13 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from polyscale.checks import check_integer, check_number
-from polyscale.ops.levels import LevelSettings, LevelStore, level_attention, level_audit
-from polyscale.ops.levels.blocks import exact_level
+from polyscale.ops.levels import (
+    LevelSettings,
+    LevelStore,
+    exact_level,
+    level_attention,
+    level_audit,
+)
 
 BLOCK = 64  # tokens of a row that are packed together
 DENSE = 1024  # up to so many tokens whole keys are as fast
