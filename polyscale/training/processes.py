@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,7 +22,17 @@ Decision = TypeVar("Decision")
 def join_processes() -> PartialState:
     """Join the process group, if a launcher started several processes."""
     _refuse_lone_process(os.environ)
-    return PartialState(cpu=ON_CPU)
+    state = PartialState(cpu=ON_CPU)
+    if state.num_processes > 1:
+        atexit.unregister(_leave_processes)
+        atexit.register(_leave_processes)
+    return state
+
+
+def _leave_processes() -> None:
+    """Leave the process group: threads of its backend that are left at exit end the process."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def decide_on_main(decide: Callable[[], Decision]) -> Decision:
