@@ -130,10 +130,10 @@ def compare_flex(size: int) -> Row:
         _, audit = opened_attention(query, key, value, return_audit=True)
         mask = block_mask(audit.opened, HEADS, audit.places, audit.settings)
         compiled = torch.compile(flex_attention, dynamic=False)
-        wide = [x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (key, value)]
+        wide_key, wide_value = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (key, value))
         seconds = best_seconds(
             {
-                "flex": lambda: compiled(query, *wide, block_mask=mask),
+                "flex": lambda: compiled(query, wide_key, wide_value, block_mask=mask),
                 "opened": lambda: opened_attention(query, key, value),
             },
             rounds=2,
@@ -297,7 +297,7 @@ def choice_lines(choices: list[Row]) -> list[str]:
     lines = [
         "## Ways to choose, at an equal number of key blocks",
         "",
-        "A made-up text: runs of tokens about one topic, and queries that ask for a topic, the same "
+        "A made-up text: runs of tokens about one topic, and queries that ask for one, the same "
         "for a run of tokens (steady) or another from token to token (changing), where a sample "
         "says little about the queries beside it. Queries of the second half: the mean softmax "
         "mass kept, and that of the worst hundredth.",
