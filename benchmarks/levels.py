@@ -43,7 +43,7 @@ def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[st
     for model in SHAPES:
         for size in sizes:
             announce(f"{model}, {size:,} tokens")
-            rows.append(compare(model, size, rounds=3 if quick else 7))
+            rows.append(compare(model, size, rounds=3 if quick else 9 if size < 8192 else 4))
     return {
         "benchmark": "levels",
         "machine": machine(),

@@ -69,11 +69,12 @@ class LevelStore:
         value_width = width if value_width is None else value_width
         count = (room + BLOCK - 1) // BLOCK
         shapes = array_shapes(settings, batch, heads, width, value_width, count)
-        arrays = {
-            name: torch.empty(shape, dtype=kept or dtype, device=device)
-            for name, (shape, kept) in shapes.items()
-        }
-        lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # what is made there cannot be written to elsewhere
+            arrays = {
+                name: torch.empty(shape, dtype=kept or dtype, device=device)
+                for name, (shape, kept) in shapes.items()
+            }
+            lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         return cls(settings, width, value_width, lengths, **arrays, longest=0, native=None)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,7 +159,8 @@ class LevelStore:
             old = getattr(self, name)
             if old.shape == torch.Size(shape):
                 continue
-            new = old.new_empty(shape)
+            with torch.inference_mode(False):
+                new = old.new_empty(shape)
             places = used if shape[2] == count else min(used * BLOCK, old.shape[2])
             new[:, :, :places] = old[:, :, :places]
             setattr(self, name, new)
@@ -193,8 +195,10 @@ class LevelStore:
             rows = rows.nonzero()[:, 0]
         if len(rows) == self.batch and rows.tolist() == list(range(self.batch)):
             return
-        for name in (*_ARRAYS, "lengths"):
-            setattr(self, name, getattr(self, name).index_select(0, rows))
+        with torch.inference_mode(False):
+            rows = rows.clone()
+            for name in (*_ARRAYS, "lengths"):
+                setattr(self, name, getattr(self, name).index_select(0, rows))
         self.longest = int(self.lengths.max()) if self.batch else 0
         self.native = None
 

@@ -203,6 +203,18 @@ def test_a_store_is_saved_and_goes_on_where_it_was(settings, tmp_path):
     assert same_bits(loaded, store)
 
 
+@pytest.mark.parametrize("impl", ["reference", "native"])
+def test_a_store_filled_in_inference_mode_goes_on_outside(impl):
+    with torch.inference_mode():
+        key, value = random_tokens(100)
+        store = store_of(key, value, impl=impl)
+        store.select(torch.tensor([1, 0]))
+    more, same = random_tokens(300)
+    store.append(more, same, impl=impl)
+    store.crop(-1)
+    assert store.lengths.tolist() == [399, 399]
+
+
 def test_a_copy_has_arrays_of_its_own():
     key, value = random_tokens(100)
     store = store_of(key, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -48,6 +49,10 @@ class _Attention(ctypes.Structure):
     )
 
 
+# The fields of `_Attention` behind the first one.
+_FIELDS = struct.Struct("=16q2d2i")
+
+
 class _Append(ctypes.Structure):
     _fields_ = (
         ("store", ctypes.POINTER(_Store)),
@@ -74,7 +79,7 @@ class StoreView:
         value_width: int,
     ) -> None:
         self.kept = (*arrays, lengths)
-        store = self.struct = _Store()
+        store = _Store()
         for name, array in zip((*ARRAYS, "lengths"), self.kept, strict=True):
             if not array.is_contiguous():
                 raise ValueError(f"{name} must be contiguous, got strides {array.stride()}")
@@ -87,8 +92,6 @@ class StoreView:
         self.pointer = ctypes.pointer(store)
         problem = self.problem = _Attention()
         problem.store = self.pointer
-        # Kept, since making them takes longer than setting a field.
-        self.query, self.output = problem.query, problem.output
 
 
 def attend(
@@ -106,18 +109,19 @@ def attend(
     """
     if not has_contiguous_channels(query):
         query = query.contiguous()
-    problem = view.problem
-    for to, tensor in ((view.query, query), (view.output, output)):
-        to.data = tensor.data_ptr()
-        to.batch, to.head, to.row, _ = tensor.stride()
-    _, problem.heads, problem.queries, _ = query.shape
-    problem.longest, problem.scale = longest, scale
-    problem.near, problem.heavy, problem.mass = opening
+    shape, strides, to = query.shape, query.stride(), output.stride()
+    addresses = (0, 0, 0)
     if opened is not None:
-        problem.opened, problem.counts = opened[0].data_ptr(), opened[1].data_ptr()
-        problem.room = opened[0].shape[3]
-    problem.threads, problem.variant = threads(), wanted_variant()
-    _ENTRY.run("attend", problem)
+        addresses = (opened[0].data_ptr(), opened[1].data_ptr(), opened[0].shape[3])
+    # All fields at once: this runs for every token of every layer.
+    _FIELDS.pack_into(
+        view.problem,
+        ctypes.sizeof(ctypes.c_void_p),
+        *(query.data_ptr(), *strides[:3], output.data_ptr(), *to[:3]),
+        *(shape[1], shape[2], longest, opening[0], opening[1], *addresses),
+        *(scale, opening[2], threads(), wanted_variant()),
+    )
+    _ENTRY.run("attend", view.problem)
 
 
 def append(view: StoreView, key: Tensor, value: Tensor, real: Tensor | None) -> None:

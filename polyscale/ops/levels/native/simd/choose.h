@@ -56,20 +56,18 @@ static float find_shares(const Unit& u, float* factors) {
             top = x > top ? x : top;
         }
         const float* scores = u.always + g * u.always_pitch;
-        for (int64_t n = 0; n < always; n++) top = scores[n] > top ? scores[n] : top;
+        Wide highest = all(top), sum = all(0.0f);
+        for (int64_t n = 0; n < always; n += LANES)
+            highest = wider(first_of(read<Wide>(scores + n), always - n), highest);
+        top = largest_of(highest);
         for (int64_t s = 0; s < stretches; s++) {
             const float* x = u.stretches + (s * u.group + g) * 2;
             const float factor = exponential_of(x[0] - top);
             factors[s * u.group + g] = factor;
             total += factor * x[1];
         }
-        Wide sum = all(0.0f);
-        for (int64_t n = 0; n < always; n += LANES) {
-            float some[LANES];
-            for (int64_t i = 0; i < LANES; i++)
-                some[i] = n + i < always ? scores[n + i] - top : -INFINITE;
-            sum += exponentials_of(read<Wide>(some));
-        }
+        for (int64_t n = 0; n < always; n += LANES)
+            sum += exponentials_of(first_of(read<Wide>(scores + n), always - n) - all(top));
         opened = sum_of(sum);
         total += opened;
         certain += opened / total;
@@ -112,10 +110,11 @@ static int64_t choose_heaviest(Unit& u, const float* factors, int64_t heavy,
     for (int64_t token = first; token < u.newest; token += LANES) {
         const Wide mass = masses_at(u, factors, token);
         if (!any_above(mass, limit)) continue;
-        for (int64_t i = 0; i < LANES; i++) {
-            if (!(mass[i] > limit) || token + i < u.first || token + i >= u.newest) continue;
-            candidates[count++] = ranked(mass[i], token + i);
-        }
+        float masses[LANES];
+        write(masses, mass);
+        const int64_t end = least(LANES, u.newest - token);
+        for (int64_t i = most(0, u.first - token); i < end; i++)
+            if (masses[i] > limit) candidates[count++] = ranked(masses[i], token + i);
         if (count + LANES > heavy + MORE_CANDIDATES) {
             bring_greatest(candidates, count, heavy);
             count = heavy;

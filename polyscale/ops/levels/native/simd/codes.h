@@ -96,8 +96,8 @@ struct Decoder {
 // The codes of 16 neighbouring channels, which are two words of one token: lane n is nibble n.
 INLINE Words spread(uint32_t low, uint32_t high) {
     const WideIntegers lane = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7};
-    Words both;
-    for (int i = 0; i < LANES; i++) both[i] = i < 8 ? low : high;
+    const Words first = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+    const Words both = (first & low) | (~first & high);
     return (both >> (Words)(lane * 4)) & 15u;
 }
 
@@ -134,9 +134,19 @@ INLINE Wide exponentials_of(Wide a) {
 INLINE float exponential_of(float x) { return exponentials_of(all(x))[0]; }
 
 INLINE float largest_of(Wide x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
     float largest = x[0];
     for (int i = 1; i < LANES; i++) largest = x[i] > largest ? x[i] : largest;
     return largest;
+#endif
+}
+
+// The first `count` lanes, minus infinity in the others.
+INLINE Wide first_of(Wide x, int64_t count) {
+    const WideIntegers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return select(lane < (int32_t)least(count, LANES), x, all(-INFINITE));
 }
 
 // Heads of a group in equal parts that the registers hold: part(0), part(1), ...

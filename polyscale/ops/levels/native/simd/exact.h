@@ -152,16 +152,15 @@ static void weigh_tokens(const Unit& u, const int64_t* tokens, int64_t count, co
     for (int64_t n = 0; n < count; n++)
         rows[n] = exact_value(u.from, tokens[n], memory + n * u.from.value_wide);
     for (int64_t g = 0; g < u.group; g++) {
-        float largest = -INFINITE;
-        for (int64_t n = 0; n < count; n++)
-            largest = scores[g * pitch + n] > largest ? scores[g * pitch + n] : largest;
+        const float* mine = scores + g * pitch;
+        Wide top = all(-INFINITE), sum = all(0.0f);
+        for (int64_t n = 0; n < count; n += LANES)
+            top = wider(first_of(read<Wide>(mine + n), count - n), top);
+        float largest = largest_of(top);
         if (!(largest > -INFINITE)) largest = 0.0f;
-        Wide sum = all(0.0f);
         for (int64_t n = 0; n < count; n += LANES) {
-            float some[LANES];
-            for (int64_t i = 0; i < LANES; i++)
-                some[i] = n + i < count ? scores[g * pitch + n + i] - largest : -INFINITE;
-            const Wide x = exponentials_of(read<Wide>(some));
+            const Wide score = first_of(read<Wide>(mine + n), count - n);
+            const Wide x = exponentials_of(score - all(largest));
             sum += x;
             write(weights + g * PIECE + n, x);
         }

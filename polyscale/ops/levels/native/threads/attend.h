@@ -75,15 +75,17 @@ class Units {
         u.masses = a_.mass < 0.0 ? nullptr : scratch.take(pitch_);
         u.opened = (int32_t*)scratch.take(room_);
         const int64_t from = batch * a_.query.batch + query * a_.query.row;
+        const float scale = (float)a_.scale;
         for (int64_t g = 0; g < group_; g++) {
             const int64_t at = from + (head * group_ + g) * a_.query.head;
-            for (int64_t c = 0; c < wide_; c++) {
-                float x = 0.0f;
-                if (c < store_.width)
-                    x = store_.bfloat16 ? from_bfloat16(((const uint16_t*)a_.query.data)[at + c])
-                                        : ((const float*)a_.query.data)[at + c];
-                u.query[g * wide_ + c] = x * (float)a_.scale;
-            }
+            float* to = u.query + g * wide_;
+            if (store_.bfloat16)
+                for (int64_t c = 0; c < store_.width; c++)
+                    to[c] = from_bfloat16(((const uint16_t*)a_.query.data)[at + c]) * scale;
+            else
+                for (int64_t c = 0; c < store_.width; c++)
+                    to[c] = ((const float*)a_.query.data)[at + c] * scale;
+            for (int64_t c = store_.width; c < wide_; c++) to[c] = 0.0f;
         }
         return u;
     }
@@ -96,11 +98,14 @@ class Units {
         for (int64_t g = 0; g < group_; g++) {
             const int64_t at = to + (head * group_ + g) * a_.output.head;
             const float* from = u.part(0) + g * part_size_ + 2;
-            for (int64_t c = 0; c < store_.value_width; c++) {
-                const float x = u.seen ? from[c] : 0.0f;
-                if (store_.bfloat16) ((uint16_t*)a_.output.data)[at + c] = to_bfloat16(x);
-                else ((float*)a_.output.data)[at + c] = x;
-            }
+            const size_t size = store_.bfloat16 ? 2 : 4, width = (size_t)store_.value_width;
+            char* row = (char*)a_.output.data + at * (int64_t)size;
+            if (!u.seen)
+                memset(row, 0, width * size);
+            else if (store_.bfloat16)
+                for (size_t c = 0; c < width; c++) ((uint16_t*)row)[c] = to_bfloat16(from[c]);
+            else
+                memcpy(row, from, width * size);
         }
         if (!a_.opened) return;
         a_.counts[number] = (int32_t)u.chosen;
