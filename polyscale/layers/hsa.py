@@ -181,10 +181,12 @@ class HSAAttention(nn.Module):
                     projected = projected.index_copy(-2, rows, part)
         if projected.dim() == 2:
             projected = projected[None]
-        parts = projected.unflatten(-1, (3, self.num_heads, self.head_dim))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        # Heads stay side by side, as the products before and after the attention have them.
+        parts = projected.unflatten(-1, (3, self.num_heads, self.head_dim))  # [B, N, 3, H, D]
+        both, value = parts[..., :2, :, :], parts[..., 2, :, :]
         if self.normalize:
-            query, key = (F.layer_norm(part, (self.head_dim,)) for part in (query, key))
+            both = F.layer_norm(both, (self.head_dim,))
+        query, key, value = (part.transpose(1, 2) for part in (*both.unbind(2), value))
         return query, key, value.to(query.dtype)
 
     def _by_row(self, part: Tensor, x: Tensor) -> Tensor:
