@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.layers.positions import rotate
 from polyscale.ops.hsa import hsa_attention
-from polyscale.ops.hsa.decode import hsa_decode
+from polyscale.ops.hsa.decode import hsa_decode, hsa_step, why_no_native_step
 from polyscale.ops.looks import has_only_a_shape
 from polyscale.trees import SignalTree
 
@@ -253,27 +253,44 @@ class HSAAttention(nn.Module):
             position = cache.lengths[:, None] + steps
             query, key = rotate(query, position), rotate(key, position)
         outputs = []
+        scale = self.head_dim**-0.5
+        native = self._steps_natively(query, cache, closes)
         for t in range(x.shape[1]):
             now = slice(t, t + 1)
+            token = query[:, :, now], key[:, :, now], value[:, :, now]
             rows = torch.ones(len(x), dtype=torch.bool, device=x.device)
             if lengths is not None:
                 rows = t < lengths
-            cache.step(closes[:, t], key[:, :, now], value[:, :, now], rows)
-            outputs.append(
-                hsa_decode(
-                    query[:, :, now],
-                    key[:, :, now],
-                    value[:, :, now],
+            if native:
+                attended, families = hsa_step(
+                    *token,
                     cache.families,
-                    scale=self.head_dim**-0.5,
+                    closes[:, t],
+                    rows,
+                    scale=scale,
                     include_self=self.include_self,
                 )
-            )
-            cache.add(key[:, :, now], value[:, :, now], rows)
+                cache.take(families, rows)
+            else:
+                cache.step(closes[:, t], *token[1:], rows)
+                attended = hsa_decode(
+                    *token, cache.families, scale=scale, include_self=self.include_self
+                )
+                cache.add(*token[1:], rows)
+            outputs.append(attended)
         attended = torch.cat(outputs, dim=2)
         if self.query_residual:
             attended = attended + query
         return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+    def _steps_natively(self, query: Tensor, cache: HSACache, closes: Tensor) -> bool:
+        if self.impl not in ("auto", "native"):
+            return False
+        levels = len(cache.families) + closes.shape[1]
+        reason = why_no_native_step(query, cache.families, levels)
+        if reason is not None and self.impl == "native":
+            raise ValueError(f"impl='native' cannot decode: {reason}; impl='auto' takes what can")
+        return reason is None
 
     def _check(
         self,

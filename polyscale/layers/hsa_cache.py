@@ -78,6 +78,15 @@ class HSACache(RowCache):
             self.families[height + 1] = self.families[height + 1].add(*family.mean(), closing)
             self.families[height] = replace(family, filled=torch.where(due, 0, family.filled))
 
+    def take(self, families: list[OpenFamily], rows: Tensor) -> None:
+        """Keep families that have one more token in the given rows `[B]`."""
+        self.families = families
+        if self.lengths is None:
+            self.lengths = torch.zeros_like(families[0].filled)
+        self.lengths = self.lengths + rows
+        self.columns += 1
+        self.device = rows.device
+
     def add(self, key: Tensor, value: Tensor, rows: Tensor) -> None:
         """One more token, `[B, H, 1, D]`, in the given rows."""
         if not self.families:

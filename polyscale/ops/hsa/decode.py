@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from polyscale.ops.hsa.native import library, op
 from polyscale.ops.looks import without_autocast
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 from polyscale.ops.rows import append_rows
@@ -114,3 +116,69 @@ def hsa_decode(
         weights = masked_softmax(torch.cat(scores, -1), torch.cat(allowed, -1))
         mixed = weights @ torch.cat(values, 2).to(dtype)  # [B, Hk, G, Dv]
     return mixed.reshape(batch, heads, 1, -1).to(value.dtype)
+
+
+def why_no_native_step(query: Tensor, families: Sequence[OpenFamily], levels: int) -> str | None:
+    """Why the kernel cannot take a step; None if it can."""
+    if torch.is_grad_enabled():
+        return "it changes the cache in place, which gradients forbid"
+    if levels >= library.MOST_OPEN:
+        return f"it takes fewer than {library.MOST_OPEN} levels, got {levels}"
+    if any(family.keys.dtype != query.dtype for family in families):
+        return "the cache must have the dtype of the query"
+    return op.why_not(query, query, query, None)
+
+
+def hsa_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    families: list[OpenFamily],
+    closes: Tensor,
+    rows: Tensor,
+    *,
+    scale: float,
+    include_self: bool = True,
+) -> tuple[Tensor, list[OpenFamily]]:
+    """`hsa_decode` in one native call that also closes families and adds the token.
+
+    Args:
+        query: `[B, H, 1, D]`.
+        key: `[B, Hk, 1, D]`.
+        value: `[B, Hk, 1, Dv]`.
+        families: the open families of every level; their tensors may change in place.
+        closes: `[B]`, how many levels close before the token.
+        rows: bool `[B]`, the rows that have a token.
+        scale: of the dot products.
+        include_self: whether the token attends to itself.
+
+    Returns:
+        The attention `[B, H, 1, Dv]` and the families with the token.
+    """
+    families = [_contiguous(family) for family in families] or [OpenFamily.empty(key, value)]
+    output = value.new_empty(*query.shape[:3], value.shape[3])
+    while True:
+        parts = [(f.keys, f.values, f.counts, f.filled) for f in families]
+        missing = library.decode(
+            query, key, value, parts, closes, rows, output, scale, include_self
+        )
+        if missing < 0:
+            return output, families
+        if missing == len(families):
+            families.append(OpenFamily.empty(key, value))
+        families[missing] = _with_room(families[missing])
+
+
+def _contiguous(family: OpenFamily) -> OpenFamily:
+    parts = (family.keys, family.values, family.counts, family.filled)
+    if all(part.is_contiguous() for part in parts):
+        return family
+    return OpenFamily(*(part.contiguous() for part in parts))
+
+
+def _with_room(family: OpenFamily) -> OpenFamily:
+    more = 4 + family.keys.shape[2] // 2
+    keys, values, counts = (
+        F.pad(part, (0, 0, 0, more)) for part in (family.keys, family.values, family.counts)
+    )
+    return OpenFamily(keys, values, counts, family.filled.clone())
