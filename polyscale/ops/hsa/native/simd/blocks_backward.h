@@ -129,7 +129,13 @@ INLINE void write_leaf(const float* own, const float* above, float factor, int64
 static void write_leaf_gradients(const Context& c, const View& v, const Nodes& n, int64_t leaf) {
     const Problem& p = c.p;
     const int64_t row = v.at.row[leaf], width = c.s.width, value_width = c.s.value_width;
-    const int64_t above = v.at.parent[leaf];
+    const int64_t above = v.at.parent[leaf], soon = leaf + ROWS_AHEAD;
+    if (soon < v.nodes && v.at.row[soon] >= 0) {
+        const int64_t next = v.at.row[soon];
+        fetch_row_to_write(gradient_row(p.grad_query, c.batch, c.head, next), p.width * 4);
+        fetch_row_to_write(gradient_row(p.grad_key, c.batch, c.head, next), p.width * 4);
+        fetch_row_to_write(gradient_row(p.grad_value, c.batch, c.head, next), p.value_width * 4);
+    }
     const float keep = c.is_ignored(row) ? 0.0f : 1.0f;
     write_leaf(n.to_query + leaf * width, n.to_query + above * width, keep * (float)p.scale,
                p.width, gradient_row(p.grad_query, c.batch, c.head, row));
