@@ -71,14 +71,18 @@ def operation(quick: bool) -> list[Row]:
     rows = []
     for number, (batch, size) in enumerate(SHAPES[:3] if quick else SHAPES):
         blocks, causal = BLOCKS_BARS[number], CAUSAL_BARS[number]
-        for tie, is_causal, grad, bar in (
+        # Softmax attention over long texts takes seconds.
+        rounds = 3 if quick else min(15, max(3, 8192 // size))
+        for tie, causal_tie, grad, bar in (
             ("blocks", False, False, blocks),
             ("blocks", False, True, blocks),
             ("columns", False, False, None),
             ("columns", True, False, causal),
             ("columns", True, True, None),
         ):
-            row = compare_windows(batch, size, tie, is_causal, grad, 3 if quick else 15)
+            row = compare_windows(
+                size, batch=batch, tie=tie, causal=causal_tie, grad=grad, rounds=rounds
+            )
             rows.append({**row, "bar": bar})
     return rows
 
@@ -89,7 +93,7 @@ def texts(quick: bool) -> list[Row]:
     rows = []
     for tie, grad in (("blocks", False), ("blocks", True), ("columns", False)):
         bar = TEXTS_BAR if tie == "blocks" and not grad else None
-        rows.append({**compare_texts(count, tie, grad=grad, rounds=3), "bar": bar})
+        rows.append({**compare_texts(count, tie=tie, grad=grad, rounds=3), "bar": bar})
     return rows
 
 
@@ -126,7 +130,15 @@ def memory(quick: bool) -> dict[str, int]:
     }
 
 
-def compare_windows(batch: int, size: int, tie: str, causal: bool, grad: bool, rounds: int) -> Row:
+def compare_windows(
+    size: int,
+    *,
+    batch: int = 1,
+    tie: str = "blocks",
+    causal: bool = False,
+    grad: bool = False,
+    rounds: int = 3,
+) -> Row:
     """`hsa_attention` on a tree of windows against `scaled_dot_product_attention`, and a copy."""
     tree = SignalTree.from_windows(size, WINDOWS)
     tensors = _inputs(batch, HEADS, size, WIDTH, grad=grad)
@@ -259,7 +271,7 @@ def _texts(count: int) -> list[SignalTree]:
     return [text_tree(rng) for _ in range(count)]
 
 
-def compare_texts(texts: int, tie: str, *, grad: bool = False, rounds: int = 3) -> Row:
+def compare_texts(texts: int, *, tie: str = "blocks", grad: bool = False, rounds: int = 3) -> Row:
     """A batch of different text trees, packed, against SDPA on the padded batch with its mask."""
     trees = _texts(texts)
     forest = SignalTree.batch(trees)

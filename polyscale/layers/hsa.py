@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyscale.checks import check_choice, check_integer, check_number
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.layers.positions import rotate
-from polyscale.ops.hsa import hsa_attention, hsa_decode
+from polyscale.ops.hsa import hsa_attention, hsa_step
 from polyscale.ops.looks import has_only_a_shape
 from polyscale.trees import SignalTree
 
@@ -218,10 +218,12 @@ class HSAAttention(nn.Module):
                     projected = projected.index_copy(-2, rows, part)
         if projected.dim() == 2:
             projected = projected[None]
-        parts = projected.unflatten(-1, (3, self.num_heads, self.head_dim))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        # Heads stay side by side, as the products before and after the attention have them.
+        parts = projected.unflatten(-1, (3, self.num_heads, self.head_dim))  # [B, N, 3, H, D]
+        both, value = parts[..., :2, :, :], parts[..., 2, :, :]
         if self.normalize:
-            query, key = (F.layer_norm(part, (self.head_dim,)) for part in (query, key))
+            both = F.layer_norm(both, (self.head_dim,))
+        query, key, value = (part.transpose(1, 2) for part in (*both.unbind(2), value))
         return query, key, value.to(query.dtype)
 
     def _by_row(self, part: Tensor, x: Tensor) -> Tensor:
@@ -288,23 +290,27 @@ class HSAAttention(nn.Module):
             position = cache.lengths[:, None] + steps
             query, key = rotate(query, position), rotate(key, position)
         outputs = []
+        scale = self.head_dim**-0.5
+        # A step has no implementation of its own for "reference": torch's is its definition.
+        impl = self.impl if self.impl in ("auto", "native") else "torch"
         for t in range(x.shape[1]):
             now = slice(t, t + 1)
             rows = torch.ones(len(x), dtype=torch.bool, device=x.device)
             if lengths is not None:
                 rows = t < lengths
-            cache.step(closes[:, t], key[:, :, now], value[:, :, now], rows)
-            outputs.append(
-                hsa_decode(
-                    query[:, :, now],
-                    key[:, :, now],
-                    value[:, :, now],
-                    cache.families,
-                    scale=self.head_dim**-0.5,
-                    include_self=self.include_self,
-                )
+            attended, families = hsa_step(
+                query[:, :, now],
+                key[:, :, now],
+                value[:, :, now],
+                cache.families,
+                closes[:, t],
+                rows,
+                scale=scale,
+                include_self=self.include_self,
+                impl=impl,
             )
-            cache.add(key[:, :, now], value[:, :, now], rows)
+            cache.take(families, rows)
+            outputs.append(attended)
         attended = torch.cat(outputs, dim=2)
         if self.query_residual:
             attended = attended + query

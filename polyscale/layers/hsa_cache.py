@@ -7,13 +7,12 @@ closes, its members become one node of the level above. Rows open and close fami
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from polyscale.layers.row_cache import RowCache
-from polyscale.ops.hsa import OpenFamily
+from polyscale.ops.hsa import OpenFamily, add_token, close_families
 
 
 class HSACache(RowCache):
@@ -69,23 +68,17 @@ class HSACache(RowCache):
 
     def step(self, closes: Tensor, key: Tensor, value: Tensor, rows: Tensor) -> None:
         """Close `closes` `[B]` levels, from the bottom, in the given rows."""
-        for height in range(int((closes * rows).max()) if len(closes) else 0):
-            due = rows & (closes > height)
-            family = self.families[height]
-            if height + 1 == len(self.families):
-                self.families.append(OpenFamily.empty(key, value))
-            closing = due & (family.filled > 0)
-            self.families[height + 1] = self.families[height + 1].add(*family.mean(), closing)
-            self.families[height] = replace(family, filled=torch.where(due, 0, family.filled))
+        self.families = close_families(self.families, closes, key, value, rows)
+
+    def take(self, families: list[OpenFamily], rows: Tensor) -> None:
+        """Keep families that have one more token in the given rows `[B]`."""
+        self.families = families
+        if self.lengths is None:
+            self.lengths = torch.zeros_like(families[0].filled)
+        self.lengths = self.lengths + rows
+        self.columns += 1
+        self.device = rows.device
 
     def add(self, key: Tensor, value: Tensor, rows: Tensor) -> None:
         """One more token, `[B, H, 1, D]`, in the given rows."""
-        if not self.families:
-            self.families = [OpenFamily.empty(key, value)]
-        one = torch.ones(key.shape[0], 1, 1, 1, dtype=torch.int64, device=key.device)
-        self.families[0] = self.families[0].add(key, value, one, rows)
-        if self.lengths is None:
-            self.lengths = torch.zeros_like(self.families[0].filled)
-        self.lengths = self.lengths + rows
-        self.columns += 1
-        self.device = key.device
+        self.take(add_token(self.families, key, value, rows), rows)

@@ -147,3 +147,36 @@ def test_a_cache_is_refused_where_it_would_be_wrong(layer, arguments, message):
     }
     with pytest.raises(ValueError, match=message):
         layer(torch.zeros(1, 4, 16), **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_native_steps_are_those_of_torch(dtype: torch.dtype) -> None:
+    layers = [
+        HSAAttention(24, 2, tie="columns", causal=True, impl=impl).to(dtype)
+        for impl in ("native", "torch")
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(3, 60, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    position = torch.arange(60)
+    closes = sum(((position % size == 0) & (position > 0)).long() for size in (3, 12, 36))
+    closes = closes.expand(3, -1)
+    caches = [HSACache(), HSACache()]
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    with torch.no_grad():
+        first = torch.zeros(3, 2, 0, 12, dtype=dtype)
+        for cache in caches:
+            cache.start(first, first, closes[:, :0], torch.zeros(3, dtype=torch.int64))
+        for begin in range(0, 60, 5):
+            now = slice(begin, begin + 5)
+            # The last row writes fewer tokens at a time than the others.
+            lengths = torch.tensor([5, 5, 3])
+            outputs = [
+                layer(x[:, now], cache=cache, closes=closes[:, now], lengths=lengths)
+                for layer, cache in zip(layers, caches, strict=True)
+            ]
+            real = torch.arange(5) < lengths[:, None]
+            torch.testing.assert_close(
+                outputs[0][real], outputs[1][real], atol=tolerance, rtol=tolerance
+            )
+    assert caches[0].size == caches[1].size
+    assert torch.equal(caches[0].lengths, caches[1].lengths)

@@ -2,7 +2,7 @@
 
 from polyscale.ops.hsa.api import hsa_attention, hsa_matrix
 from polyscale.ops.hsa.checks import IMPLEMENTATIONS, TIES, PositionScores, check_request
-from polyscale.ops.hsa.decode import OpenFamily, hsa_decode
+from polyscale.ops.hsa.decode import OpenFamily, add_token, close_families, hsa_decode, hsa_step
 from polyscale.ops.hsa.energy import HSAEnergy, hsa_energy
 
 __all__ = [
@@ -11,9 +11,12 @@ __all__ = [
     "HSAEnergy",
     "OpenFamily",
     "PositionScores",
+    "add_token",
     "check_request",
+    "close_families",
     "hsa_attention",
     "hsa_decode",
     "hsa_energy",
     "hsa_matrix",
+    "hsa_step",
 ]

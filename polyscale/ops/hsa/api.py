@@ -15,7 +15,7 @@ from polyscale.ops.hsa import reference
 from polyscale.ops.hsa.blocks import blocks_attention
 from polyscale.ops.hsa.checks import HSAOptions, PositionScores, Request, check_request
 from polyscale.ops.hsa.columns import columns_attention
-from polyscale.ops.hsa.decode import HSA_DECODE
+from polyscale.ops.hsa.decode import HSA_STEP
 from polyscale.ops.hsa.energies import blocks_energy, columns_energy
 from polyscale.ops.hsa.families import plans_of
 from polyscale.ops.hsa.native import op
@@ -410,4 +410,4 @@ HSA_ATTENTION = Operation(
     ),
     preferred=("native", "torch"),
 )
-OPERATIONS = (HSA_ATTENTION, HSA_DECODE)
+OPERATIONS = (HSA_ATTENTION, HSA_STEP)

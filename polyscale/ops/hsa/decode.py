@@ -1,13 +1,17 @@
 """HSA of one new token: over the closed nodes of every open family, and itself."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyscale.ops.backends import Backend, Operation
+from polyscale.ops.hsa.native import library, op
+from polyscale.ops.hsa.native.build import LIBRARY
 from polyscale.ops.looks import without_autocast
+from polyscale.ops.native.backend import native_backend
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 from polyscale.ops.rows import append_rows
 
@@ -117,8 +121,146 @@ def hsa_decode(
     return mixed.reshape(batch, heads, 1, -1).to(value.dtype)
 
 
-HSA_DECODE = Operation(
-    "hsa_decode",
-    (Backend("torch", hsa_decode, "one new token over the open families"),),
-    preferred=("torch",),
+def close_families(
+    families: Sequence[OpenFamily], closes: Tensor, key: Tensor, value: Tensor, rows: Tensor
+) -> list[OpenFamily]:
+    """The families once `closes` `[B]` levels, from the bottom, are closed in the given rows.
+
+    `key` and `value` `[B, H, *, D]` show the shapes of a level that opens.
+    """
+    families = list(families)
+    for height in range(int((closes * rows).max()) if len(closes) else 0):
+        due = rows & (closes > height)
+        family = families[height]
+        if height + 1 == len(families):
+            families.append(OpenFamily.empty(key, value))
+        families[height + 1] = families[height + 1].add(*family.mean(), due & (family.filled > 0))
+        families[height] = replace(family, filled=torch.where(due, 0, family.filled))
+    return families
+
+
+def add_token(
+    families: Sequence[OpenFamily], key: Tensor, value: Tensor, rows: Tensor
+) -> list[OpenFamily]:
+    """The families with one more token `[B, H, 1, D]` in the given rows `[B]`."""
+    families = list(families) or [OpenFamily.empty(key, value)]
+    one = torch.ones(key.shape[0], 1, 1, 1, dtype=torch.int64, device=key.device)
+    return [families[0].add(key, value, one, rows), *families[1:]]
+
+
+def hsa_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    families: Sequence[OpenFamily],
+    closes: Tensor,
+    rows: Tensor,
+    *,
+    scale: float,
+    include_self: bool = True,
+    impl: str = "auto",
+) -> tuple[Tensor, list[OpenFamily]]:
+    """One step of decoding: close families, attend, add the token.
+
+    Args:
+        query: `[B, H, 1, D]`.
+        key: `[B, Hk, 1, D]`.
+        value: `[B, Hk, 1, Dv]`.
+        families: the open families of every level; without gradients their tensors may change in
+            place.
+        closes: `[B]`, how many levels close before the token.
+        rows: bool `[B]`, the rows that have a token.
+        scale: of the dot products.
+        include_self: whether the token attends to itself.
+        impl: `"auto"`, `"native"` (one call) or `"torch"`.
+
+    Returns:
+        The attention `[B, H, 1, Dv]` and the families with the token.
+    """
+    return HSA_STEP.run(impl, query, key, value, families, closes, rows, scale, include_self)
+
+
+def _step_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    families: Sequence[OpenFamily],
+    closes: Tensor,
+    rows: Tensor,
+    scale: float,
+    include_self: bool,
+) -> tuple[Tensor, list[OpenFamily]]:
+    families = close_families(families, closes, key, value, rows)
+    output = hsa_decode(query, key, value, families, scale=scale, include_self=include_self)
+    return output, add_token(families, key, value, rows)
+
+
+def _why_no_native_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    families: Sequence[OpenFamily],
+    *_: object,
+) -> str | None:
+    if torch.is_grad_enabled():
+        return "it changes the cache in place, which gradients forbid"
+    # A step closes at most all open levels, which opens one above them.
+    if len(families) + 1 >= library.MOST_OPEN:
+        return f"it takes fewer than {library.MOST_OPEN} levels, got {len(families) + 1}"
+    if any(family.keys.dtype != query.dtype for family in families):
+        return "the cache must have the dtype of the query"
+    return op.why_unsupported(query, key, value, None)
+
+
+def _step_native(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    families: Sequence[OpenFamily],
+    closes: Tensor,
+    rows: Tensor,
+    scale: float,
+    include_self: bool,
+) -> tuple[Tensor, list[OpenFamily]]:
+    families = [_contiguous(family) for family in families] or [OpenFamily.empty(key, value)]
+    output = value.new_empty(*query.shape[:3], value.shape[3])
+    while True:
+        parts = [(f.keys, f.values, f.counts, f.filled) for f in families]
+        missing = library.decode(
+            query, key, value, parts, closes, rows, output, scale, include_self
+        )
+        if missing < 0:
+            return output, families
+        if missing == len(families):
+            families.append(OpenFamily.empty(key, value))
+        families[missing] = _with_room(families[missing])
+
+
+def _contiguous(family: OpenFamily) -> OpenFamily:
+    parts = (family.keys, family.values, family.counts, family.filled)
+    if all(part.is_contiguous() for part in parts):
+        return family
+    return OpenFamily(*(part.contiguous() for part in parts))
+
+
+def _with_room(family: OpenFamily) -> OpenFamily:
+    more = 4 + family.keys.shape[2] // 2
+    keys, values, counts = (
+        F.pad(part, (0, 0, 0, more)) for part in (family.keys, family.values, family.counts)
+    )
+    return OpenFamily(keys, values, counts, family.filled.clone())
+
+
+HSA_STEP = Operation(
+    "hsa_step",
+    (
+        Backend("torch", _step_torch, "level by level"),
+        native_backend(
+            LIBRARY,
+            _step_native,
+            "one call; CPU, float32 and bfloat16, no gradients",
+            _why_no_native_step,
+        ),
+    ),
+    preferred=("native", "torch"),
 )

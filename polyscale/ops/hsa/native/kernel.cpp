@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "hsa/native/problem.h"
+#include "hsa/native/threads/decode.h"
 #include "hsa/native/threads/plan.h"
 #include "native/threads/instructions.h"
 #include "native/threads/team.h"
@@ -151,6 +152,18 @@ extern "C" int hsa_backward(const Problem* problem) {
     return guarded([&] { return run(*problem, true); });
 }
 
+// One new token of every row. If a level has no room, `missing` names it and nothing is done.
+extern "C" int hsa_decode(Decode* problem) {
+    return guarded([&] {
+        Decoding team(*problem, variant(problem->variant));
+        if (!team.has_room()) return true;
+        team.close();
+        if (!team.run()) return false;
+        team.add_tokens();
+        return true;
+    });
+}
+
 // Cuts a forest in pieces; sets `room` to the size of the plan, which is written if it fits.
 extern "C" int hsa_plan(Forest* forest) {
     return guarded([&] {
@@ -163,5 +176,7 @@ extern "C" int hsa_plan(Forest* forest) {
 extern "C" int hsa_best_variant() { return best_variant(); }
 
 extern "C" int64_t hsa_problem_size() { return (int64_t)sizeof(Problem); }
+
+extern "C" int64_t hsa_decode_size() { return (int64_t)sizeof(Decode); }
 
 extern "C" int64_t hsa_forest_size() { return (int64_t)sizeof(Forest); }

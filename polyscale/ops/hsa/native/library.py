@@ -1,6 +1,7 @@
 """Calls the built library: tensors become pointers and strides. Mirrors problem.h."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,24 @@ class _Forest(ctypes.Structure):
     )
 
 
-_ENTRY = Entry(LIBRARY, {"problem": _Problem, "forest": _Forest})
+MOST_OPEN = 64
+
+
+class _Decode(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("batch", "heads", "key_heads", "width", "value_width")),
+        ("levels", _int64),
+        *((name, TensorView) for name in ("query", "key", "value", "output")),
+        *((name, _pointer * MOST_OPEN) for name in ("keys", "values", "counts", "filled")),
+        ("room", _int64 * MOST_OPEN),
+        *((name, _pointer) for name in ("closes", "rows")),
+        ("missing", _int64),
+        ("scale", ctypes.c_double),
+        *((name, _int32) for name in ("include_self", "bfloat16", "threads", "variant")),
+    )
+
+
+_ENTRY = Entry(LIBRARY, {"problem": _Problem, "forest": _Forest, "decode": _Decode})
 best_instructions = _ENTRY.best_instructions
 
 
@@ -127,3 +145,40 @@ def plan_size(tensors: list[Tensor], plan: Tensor) -> int:
     forest.plan = views.address(plan)
     _ENTRY.run("plan", forest)
     return forest.room
+
+
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    families: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]],
+    closes: Tensor,
+    rows: Tensor,
+    output: Tensor,
+    scale: float,
+    include_self: bool,
+) -> int:
+    """One token of every row; the families change in place, unless one lacks room.
+
+    `families`: keys, values, counts and how many are filled, from the tokens up. Returns the level
+    that has no room for one more member, for which nothing has been done yet; -1 when it is done.
+    """
+    views = Views()
+    problem = _Decode()
+    problem.batch, problem.heads, _, problem.width = query.shape
+    problem.key_heads, problem.value_width = key.shape[1], value.shape[3]
+    problem.levels = len(families)
+    for name, part in (("query", query), ("key", key), ("value", value)):
+        setattr(problem, name, views.read(part))
+    problem.output = views.write(output)
+    for level, (keys, values, counts, filled) in enumerate(families):
+        problem.keys[level], problem.values[level] = keys.data_ptr(), values.data_ptr()
+        problem.counts[level], problem.filled[level] = counts.data_ptr(), filled.data_ptr()
+        problem.room[level] = keys.shape[2]
+    problem.closes = views.address(closes.to(torch.int64).contiguous())
+    problem.rows = views.address(rows.contiguous())
+    problem.scale, problem.include_self = scale, int(include_self)
+    problem.bfloat16 = int(query.dtype == torch.bfloat16)
+    problem.threads, problem.variant = threads(), wanted_variant()
+    _ENTRY.run("decode", problem)
+    return problem.missing

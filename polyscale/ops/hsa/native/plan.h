@@ -1,13 +1,15 @@
 // A forest cut in pieces for the kernel. All of it lies in one array of int32.
 //
-// A chunk holds some whole subtrees, at most CHUNK leaves together: siblings, or whole trees. What
+// A chunk holds some whole subtrees: siblings, at most PART leaves together, or whole trees, at most
+// CHUNK leaves. What
 // is above the chunks of a tree is its top, a piece of the same kind whose leaves are the roots of
 // the chunks. A unit is what can be computed on its own: one chunk of whole trees, or a tree with
 // its chunks and its top.
 #pragma once
 #include <stdint.h>
 
-enum { CHUNK = 256, SEGMENTS = 16, STORED = 512, WIDTHS = 3 };
+// A plan is read in whole vectors, up to SPARE numbers past what is meant.
+enum { CHUNK = 256, PART = 128, SPARE = 16, SEGMENTS = 16, STORED = 512, WIDTHS = 3 };
 
 // Vectors of family weights that a piece keeps, for vectors of 4, 8 and 16 lanes.
 struct Kept {

@@ -28,6 +28,30 @@ struct Work {
     float* own;     // of this thread
 };
 
+enum { MOST_OPEN = 64 };
+
+// One new token of every row of a batch against the open families of its hierarchical cache, which
+// changes in place: families close, the token is added. Mirrored by library.py.
+struct Decode {
+    int64_t batch, heads, key_heads, width, value_width;
+    int64_t levels;  // from the tokens up
+    Tensor query, key, value, output;
+    void *keys[MOST_OPEN], *values[MOST_OPEN];  // means [batch][key_heads][room][width]
+    int64_t* counts[MOST_OPEN];                 // [batch][room] tokens under each member
+    int64_t* filled[MOST_OPEN];                 // [batch] members
+    int64_t room[MOST_OPEN];
+    const int64_t* closes;  // [batch] levels that close before the token
+    const uint8_t* rows;    // [batch] whether there is a token
+    int64_t missing;        // out: the level that has no room for one more member, or -1
+    double scale;
+    int32_t include_self, bfloat16, threads, variant;
+};
+
+// A family that closes: its members and where their mean goes in the level above.
+struct Closing {
+    int64_t members, place;
+};
+
 // One set of instructions. Memory is aligned to 64 bytes.
 struct Variant {
     // Floats that all steps of one copy of the unit share, and that a thread needs for itself.
@@ -36,4 +60,8 @@ struct Variant {
     // Even steps are run for every segment of a unit, odd steps once, in order.
     void (*forward)(const Work*, int step, int64_t segment);
     void (*backward)(const Work*, int step, int64_t segment);
+    // One key head of one row; `closing` has an entry for each level.
+    int64_t (*decode_floats)(const Decode*);
+    void (*decode)(const Decode*, int64_t batch, int64_t key_head, const Closing* closing,
+                   float* scratch);
 };

@@ -19,6 +19,7 @@ namespace {
 #include "simd/blocks_backward.h"
 #include "simd/columns.h"
 #include "simd/columns_backward.h"
+#include "simd/decode.h"
 
 // Counted from an address that is never used.
 float* const NONE = (float*)64;
@@ -62,4 +63,5 @@ void backward(const Work* w, int step, int64_t segment) {
 }  // namespace
 
 extern "C" const Variant POLYSCALE_VARIANT;
-const Variant POLYSCALE_VARIANT = {shared_floats, own_floats, forward, backward};
+const Variant POLYSCALE_VARIANT = {shared_floats, own_floats,    forward,
+                                   backward,      decode_floats, decode};

@@ -198,6 +198,10 @@ static void small_down(const Context& c, const View& v, Nodes* n, const Group& g
         const float own = mass * take_own(v, g, lane, 0, g.columns, weights);
         const bool leaf = !v.top && !v.at.count[node];
         const float* outer = n->outer + above * width;
+        if (leaf && node + ROWS_AHEAD < v.nodes && v.at.row[node + ROWS_AHEAD] >= 0)
+            fetch_row_to_write((void*)row_of(c.p, c.p.output, c.batch, c.head,
+                                             v.at.row[node + ROWS_AHEAD]),
+                               c.p.value_width * (c.p.bfloat16 ? 2 : 4));
         float* at_once = leaf ? output_row(c, v.at.row[node]) : nullptr;
         float* to = at_once ? at_once : leaf ? my.rows : n->outer + node * width;
         int64_t d = 0;

@@ -117,6 +117,34 @@ static void write_gradients(const Context& c, int64_t row, const float* query, c
     put_floats(value, keep, p.value_width, gradient_row(p.grad_value, c.batch, c.head, row));
 }
 
+// A leaf's row of a gradient: its own part, and what comes from above.
+INLINE void write_leaf(const float* own, const float* above, float factor, int64_t width,
+                       float* to) {
+    int64_t i = 0;
+    for (; i + WIDTH <= width; i += WIDTH)
+        store(to + i, splat(factor) * (load(own + i) + load(above + i)));
+    for (; i < width; i++) to[i] = factor * (own[i] + above[i]);
+}
+
+static void write_leaf_gradients(const Context& c, const View& v, const Nodes& n, int64_t leaf) {
+    const Problem& p = c.p;
+    const int64_t row = v.at.row[leaf], width = c.s.width, value_width = c.s.value_width;
+    const int64_t above = v.at.parent[leaf], soon = leaf + ROWS_AHEAD;
+    if (soon < v.nodes && v.at.row[soon] >= 0) {
+        const int64_t next = v.at.row[soon];
+        fetch_row_to_write(gradient_row(p.grad_query, c.batch, c.head, next), p.width * 4);
+        fetch_row_to_write(gradient_row(p.grad_key, c.batch, c.head, next), p.width * 4);
+        fetch_row_to_write(gradient_row(p.grad_value, c.batch, c.head, next), p.value_width * 4);
+    }
+    const float keep = c.is_ignored(row) ? 0.0f : 1.0f;
+    write_leaf(n.to_query + leaf * width, n.to_query + above * width, keep * (float)p.scale,
+               p.width, gradient_row(p.grad_query, c.batch, c.head, row));
+    write_leaf(n.to_key + leaf * width, n.to_key + above * width, keep, p.width,
+               gradient_row(p.grad_key, c.batch, c.head, row));
+    write_leaf(n.to_value + leaf * value_width, n.to_value + above * value_width, keep,
+               p.value_width, gradient_row(p.grad_value, c.batch, c.head, row));
+}
+
 // Every node's own part becomes what each leaf under it gets, with what comes from above.
 INLINE void hand_down(const Nodes& n, int64_t node, int64_t above, int64_t width, float* rows) {
     const float part = n.leaves[node] > 0.0f ? 1.0f / n.leaves[node] : 0.0f;
@@ -156,13 +184,14 @@ static void worth_down(const Context& c, const View& v, Nodes* n, const BlocksSc
         });
         for (int64_t i = low_node; i < high_node; i++) {
             const int64_t above = v.at.parent[i];
+            if (c.s.places) write_places(c, v, *n, i);
+            if (!v.top && !v.at.count[i]) {
+                write_leaf_gradients(c, v, *n, i);
+                continue;
+            }
             hand_down(*n, i, above, width, n->to_query);
             hand_down(*n, i, above, width, n->to_key);
             hand_down(*n, i, above, value_width, n->to_value);
-            if (c.s.places) write_places(c, v, *n, i);
-            if (!v.top && !v.at.count[i])
-                write_gradients(c, v.at.row[i], n->to_query + i * width, n->to_key + i * width,
-                                n->to_value + i * value_width);
         }
     }
 }

@@ -288,8 +288,17 @@ struct Columns {
         }
     }
 
+    // The rows of the next lanes, which are needed soon.
+    void fetch_next(const Leaves& g, const Tensor& from, int64_t width) const {
+        const int64_t end = least(g.first + 2 * WIDTH, v.leaves);
+        for (int64_t leaf = g.first + WIDTH; leaf < end; leaf++)
+            fetch_row(row_of(c.p, from, c.batch, c.head, v.at.row[v.leaf_order[leaf]]),
+                      width * (c.p.bfloat16 ? 2 : 4));
+    }
+
     // Weights of all that the lanes see, and the logarithm of their sums.
     Vector attend(const Leaves& g) const {
+        fetch_next(g, c.p.query, c.p.width);
         for (int64_t l = 0; l < WIDTH; l++) {
             float* to = my.query + l * c.s.width;
             if (l >= g.lanes || c.is_ignored(g.row[l])) {

@@ -90,6 +90,7 @@ struct ColumnGradients {
         const ColumnsScratch& my = at.my;
         const Context& c = at.c;
         at.attend(g);
+        at.fetch_next(g, c.p.grad_output, c.p.value_width);
         for (int64_t l = 0; l < WIDTH; l++) {
             float* to = my.grad + l * c.s.value_width;
             if (l >= g.lanes || c.is_ignored(g.row[l]))

@@ -126,16 +126,18 @@ struct Context {
     int64_t segments() const { return unit.chunks < SEGMENTS ? unit.chunks : SEGMENTS; }
 };
 
+enum { FAR_AHEAD = 32 };
+
 // The rows of an input at the leaves of a chunk; ignored ones are zero, whatever they hold.
 static void read_leaves(const Context& c, const View& v, const Tensor& from, int64_t head,
                         int64_t width, float factor, float* to) {
     const int64_t pitch = padded(width), bytes = width * (c.p.bfloat16 ? 2 : 4);
-    const bool apart = from.row != width;
     for (int64_t i = 0; i < v.nodes; i++) {
         if (v.at.count[i]) continue;
-        const int64_t row = v.at.row[i];
-        if (apart && i + ROWS_AHEAD < v.nodes && v.at.row[i + ROWS_AHEAD] >= 0)
-            fetch_row(row_of(c.p, from, c.batch, head, v.at.row[i + ROWS_AHEAD]), bytes);
+        const int64_t row = v.at.row[i], soon = i + FAR_AHEAD;
+        // The processor's own prefetching stops at the end of a page, which is a few rows away.
+        if (soon < v.nodes && v.at.row[soon] >= 0)
+            fetch_row(row_of(c.p, from, c.batch, head, v.at.row[soon]), bytes);
         if (c.is_ignored(row)) {
             clear_row(to + i * pitch, pitch);
             continue;

@@ -28,7 +28,9 @@ class Planner {
     int64_t run() {
         for (int64_t root = 0; root < f_.trees;) {
             if (is_large(root)) {
+                most_ = PART;
                 add_tree((int32_t)root++);
+                most_ = CHUNK;
                 continue;
             }
             Unit unit = new_unit();
@@ -41,7 +43,7 @@ class Planner {
     }
 
    private:
-    bool is_large(int64_t node) const { return f_.leaf_count[node] > CHUNK; }
+    bool is_large(int64_t node) const { return f_.leaf_count[node] > most_; }
 
     Unit new_unit() const {
         Unit unit;
@@ -136,7 +138,7 @@ class Planner {
         piece.parent = parent;
         piece.own = (int32_t)own;
         piece.slot = unit->slots;
-        while (node < end && !is_large(node) && piece.leaves + f_.leaf_count[node] <= CHUNK) {
+        while (node < end && !is_large(node) && piece.leaves + f_.leaf_count[node] <= most_) {
             add_place(node, -1, f_.leaf_begin[node] - begin, f_.leaf_row[node]);
             piece.leaves += (int32_t)f_.leaf_count[node++];
         }
@@ -226,7 +228,7 @@ class Planner {
         const int64_t size = (int64_t)(sizeof(Header) / 4 + pieces_.size() * (sizeof(Piece) / 4) +
                                        units_.size() * (sizeof(Unit) / 4) +
                                        levels_.size() * (sizeof(Level) / 4) +
-                                       7 * node_.size() + leaf_order_.size() + outside_.size());
+                                       7 * node_.size() + leaf_order_.size() + outside_.size() + SPARE);
         header_.size = (int32_t)size;
         if (size > f_.room) return size;
         int32_t* to = f_.plan;
@@ -237,6 +239,7 @@ class Planner {
         for (const Ints* part : {&node_, &parent_, &first_, &count_, &leaves_, &begin_,
                                  &row_, &leaf_order_, &outside_})
             put(&to, part->data(), part->size());
+        memset(to, 0, SPARE * sizeof *to);
         return size;
     }
 
@@ -247,6 +250,7 @@ class Planner {
     }
 
     const Forest& f_;
+    int64_t most_ = CHUNK;  // leaves of a chunk
     Header header_;
     std::vector<Piece> pieces_;
     std::vector<Unit> units_;
