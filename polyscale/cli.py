@@ -36,7 +36,7 @@ _NEEDED = (
     "tensorboard",
 )
 
-_BENCHMARKS = ("hkt", "hsa")
+_BENCHMARKS = ("hkt", "hsa", "opened")
 
 
 def main() -> None:
@@ -241,7 +241,7 @@ def _make_app() -> typer.Typer:
 
     @app.command()
     def bench(
-        what: str = typer.Argument(help="What to measure: hkt or hsa."),
+        what: str = typer.Argument(help="What to measure: hkt, hsa or opened."),
         output: Path = typer.Option(Path("benchmarks/results"), help="Folder for the results."),  # noqa: B008
         quick: bool = typer.Option(False, "--quick", help="Small sizes only."),
     ) -> None:

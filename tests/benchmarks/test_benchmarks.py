@@ -150,4 +150,4 @@ def test_the_limit_of_a_step_is_its_products_and_what_downsampling_moves():
 def test_an_unknown_benchmark_is_refused():
     result = CliRunner().invoke(_make_app(), ["bench", "speed"])
     assert result.exit_code == 2
-    assert "bench takes one of hkt, hsa" in result.output + result.stderr
+    assert "bench takes one of hkt, hsa, opened" in result.output + result.stderr

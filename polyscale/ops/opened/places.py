@@ -59,10 +59,16 @@ class Places:
         boundaries = tuple(bounds.tolist())
         sequence = torch.repeat_interleave(bounds.diff(), output_size=boundaries[-1])
         position = torch.arange(boundaries[-1], device=device) - bounds[sequence]
-        length = bounds.diff()[sequence]
-        parts = [x[None] for x in (position, length, torch.zeros_like(position), sequence)]
-        nothing = torch.zeros_like(parts[0], dtype=torch.bool)
-        return cls(boundaries[-1], *parts, boundaries, False, nothing)
+        return cls(
+            queries=boundaries[-1],
+            position=position[None],
+            length=bounds.diff()[sequence][None],
+            first=torch.zeros_like(position)[None],
+            sequence=sequence[None],
+            boundaries=boundaries,
+            has_padding=False,
+            sinks=torch.zeros_like(position, dtype=torch.bool)[None],
+        )
 
     @cached_property
     def real(self) -> Tensor:
