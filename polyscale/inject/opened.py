@@ -56,9 +56,9 @@ def inject_opened(
         model: a decoder on the attention interface of transformers; it is changed and returned.
         layers: numbers of attention layers from 0, negative ones from the end; None is all but
             those with a sliding window.
-        prompt: options of `opened_attention` (`block`, `near`, `heavy`, `mass`, ...), `dense`: up
-            to so many keys are read densely, and `ending`: so many last tokens are, in the
-            serving mode.
+        prompt: options of `opened_attention` (`block`, `near`, `heavy`, `mass`, ...), with
+            `mass=0.95` if neither that nor `heavy` is given; `dense`: up to so many keys are read
+            densely; and `ending`: so many last tokens are, in the serving mode.
         cache: options of `LevelCache` (`near`, `heavy`, `bits`, `exact`, ...) for the caches that
             are made automatically, and `at_once`: up to so many new tokens over a filled cache
             are decoded, each choosing for itself; more are the next part of a prompt.

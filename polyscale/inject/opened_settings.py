@@ -12,6 +12,7 @@ from polyscale.checks import check_flag, check_integer
 from polyscale.ops.opened import opened_attention
 
 DENSE = 1024  # up to so many keys reading a prompt densely is faster
+MASS = 0.95  # the share of attention that a prompt's blocks keep, unless a number is asked for
 ENDING = 0  # so many last tokens of a prompt are read densely
 AT_ONCE = 64  # up to so many tokens at once over a filled cache are decoded, more are a prompt
 PROMPT = ("block", "key_block", "near", "heavy", "mass", "sinks", "sample", "rest", "impl")
@@ -44,6 +45,8 @@ class OpenedSettings:
         check_flag("strict", strict)
         prompt = _plain("prompt", prompt, (*PROMPT, "dense", "ending"))
         cache = _plain("cache", cache, (*CACHE, "at_once"))
+        if "heavy" not in prompt and "mass" not in prompt:
+            prompt["mass"] = MASS
         dense = check_integer("prompt['dense']", prompt.pop("dense", DENSE), least=0)
         ending = check_integer("prompt['ending']", prompt.pop("ending", ENDING), least=0)
         at_once = check_integer("cache['at_once']", cache.pop("at_once", AT_ONCE), least=1)

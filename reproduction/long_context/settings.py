@@ -18,15 +18,15 @@ DENSE = "dense"
 SETTINGS: dict[str, Setting] = {
     DENSE: Setting(),
     # Prompts read opened, the rest dense.
-    "opened": Setting(prompt={}),
+    "opened, heavy 512": Setting(prompt={"heavy": 512}),
     "opened, heavy 256": Setting(prompt={"heavy": 256}),
     "opened, heavy 128": Setting(prompt={"heavy": 128}),
     "opened, mass .95": Setting(prompt={"mass": 0.95}),
     "opened, mass .9": Setting(prompt={"mass": 0.9}),
-    "opened, sample 4": Setting(prompt={"sample": 4}),
+    "opened, heavy 512, sample 4": Setting(prompt={"heavy": 512, "sample": 4}),
     "opened, heavy 256, sample 4": Setting(prompt={"heavy": 256, "sample": 4}),
     "opened, mass .95, sample 4": Setting(prompt={"mass": 0.95, "sample": 4}),
-    "opened, ending 128": Setting(prompt={"ending": 128}),
+    "opened, heavy 512, ending 128": Setting(prompt={"heavy": 512, "ending": 128}),
     "opened, mass .95, ending 128": Setting(prompt={"mass": 0.95, "ending": 128}),
     "opened, mass .9, ending 128": Setting(prompt={"mass": 0.9, "ending": 128}),
     "opened, heavy 256, ending 128": Setting(prompt={"heavy": 256, "ending": 128}),
@@ -41,9 +41,12 @@ SETTINGS: dict[str, Setting] = {
     "levels 4,4, heavy 128": Setting(cache={"bits": (4, 4), "heavy": 128}),
     "levels 4,4, mass .9": Setting(cache={"bits": (4, 4), "mass": 0.9}),
     # Both.
-    "opened, levels 4,4": Setting(prompt={}, cache={"bits": (4, 4)}),
-    "opened, levels 4,2": Setting(prompt={}, cache={"bits": (4, 2)}),
-    "opened, levels 4,4 on 8bit": Setting(prompt={}, cache={"bits": (4, 4), "exact": "8bit"}),
+    "opened, heavy 512, levels 4,4": Setting(prompt={"heavy": 512}, cache={"bits": (4, 4)}),
+    "opened, heavy 512, levels 4,2": Setting(prompt={"heavy": 512}, cache={"bits": (4, 2)}),
+    "opened, heavy 512, levels 4,4 on 8bit": Setting(
+        prompt={"heavy": 512}, cache={"bits": (4, 4), "exact": "8bit"}
+    ),
+    "opened, mass .95, levels 4,4": Setting(prompt={"mass": 0.95}, cache={"bits": (4, 4)}),
     "opened, heavy 256, levels 4,4": Setting(prompt={"heavy": 256}, cache={"bits": (4, 4)}),
 }
 

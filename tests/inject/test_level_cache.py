@@ -15,6 +15,9 @@ from tests.inject.test_opened import ALL, DECODERS, GREEDY, SMALL, exactly
 
 COARSE: dict[str, Any] = {"near": 8, "sinks": 2, "heavy": 8, "dense": 0}
 
+# By the reference and by the native kernel; the logits are about 10.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+
 
 def coarse(**changes: Any) -> PreTrainedModel:
     """Injected so that most tokens are read from the coarse level; prompts are dense."""
@@ -32,6 +35,15 @@ def stepped(model: PreTrainedModel, ids: Tensor, prompt: int, sizes: list[int]) 
             found.append(model(ids[:, at : at + size], past_key_values=cache).logits)
             at += size
     return torch.cat(found, 1)
+
+
+def test_a_model_in_bfloat16_decodes_as_exactly_as_its_dtype_allows() -> None:
+    model, ids = llama(max_position_embeddings=400).bfloat16(), text(2, 150)
+    expected = stepped_densely(model, ids, [120, 30]).float()
+    ps.inject_opened(model, prompt=ALL, cache={"near": 200, "dense": 0})
+    found = stepped(model, ids, 120, [1] * 30).float()
+    off = (found - expected[:, 120:]).abs().mean() / expected.abs().mean()
+    assert float(off) < 0.03
 
 
 def stepped_densely(model: PreTrainedModel, ids: Tensor, sizes: list[int]) -> Tensor:
@@ -52,18 +64,21 @@ def test_generate_writes_as_the_original_if_everything_is_read_exactly(name: str
     assert torch.equal(output.sequences, expected)
 
 
-def test_a_chunk_of_new_tokens_is_decoded_as_one_by_one() -> None:
-    model, ids = coarse(), text(2, 200)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_chunk_of_new_tokens_is_decoded_as_one_by_one(dtype: torch.dtype) -> None:
+    model, ids = coarse().to(dtype), text(2, 200)
     one_by_one = stepped(model, ids, 150, [1] * 50)
     chunk = stepped(model, ids, 150, [50])
-    torch.testing.assert_close(chunk, one_by_one, atol=1e-5, rtol=1e-5)
+    size = TOLERANCE[dtype]
+    torch.testing.assert_close(chunk, one_by_one, atol=size, rtol=size)
     exact = logits(ps.restore(model), input_ids=ids)[:, 150:]
     off = float((chunk - exact).abs().mean() / exact.abs().mean())
     assert 1e-4 < off < 0.3  # most tokens were read from few bits, and they did count
 
 
-def test_left_padded_rows_are_decoded_as_they_are_alone() -> None:
-    model = coarse()
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_left_padded_rows_are_decoded_as_they_are_alone(dtype: torch.dtype) -> None:
+    model = coarse().to(dtype)
     lengths, new = (170, 101, 66), 12
     texts = [text(1, length + new, seed=length)[0] for length in lengths]
     ids = torch.zeros(3, 170 + new, dtype=torch.long)
@@ -82,9 +97,10 @@ def test_left_padded_rows_are_decoded_as_they_are_alone() -> None:
                 past_key_values=cache,
             )
             found.append(output.logits[:, -1])
+    size = TOLERANCE[dtype]
     for row, one in enumerate(texts):
         alone = stepped(model, one[None], lengths[row], [1] * new)[0]
-        torch.testing.assert_close(torch.stack(found[1:], 1)[row], alone, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.stack(found[1:], 1)[row], alone, atol=size, rtol=size)
 
 
 def test_beam_search_writes_as_the_original_if_everything_is_read_exactly() -> None:

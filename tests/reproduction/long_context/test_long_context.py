@@ -67,7 +67,13 @@ def test_every_measure_runs_goes_on_where_it_stopped_and_is_reported(
     # Settings so large that everything is opened are those of softmax attention.
     common = ["--model", folders[0], "--data-dir", folders[1], "--output", tmp_path]
     common += ["--work-dir", tmp_path / "work"]
-    settings = ["--settings", "dense", "opened", "levels 4,4", "opened, levels 4,4"]
+    settings = [
+        "--settings",
+        "dense",
+        "opened, heavy 512",
+        "levels 4,4",
+        "opened, heavy 512, levels 4,4",
+    ]
     sizes = ["--articles", 2, "--prompt", 200, "--following", 40]
     run(monkeypatch, "perplexity", *common, *sizes, *settings)
     lines = (tmp_path / "perplexity.jsonl").read_text().splitlines()
@@ -82,9 +88,9 @@ def test_every_measure_runs_goes_on_where_it_stopped_and_is_reported(
     text = write_report(tmp_path)
     summary = json.loads((tmp_path / "results.json").read_text())
     rows = {row["setting"]: row for row in summary["perplexity"]}
-    assert rows["opened"]["ratio"] == pytest.approx(1, abs=1e-5)
+    assert rows["opened, heavy 512"]["ratio"] == pytest.approx(1, abs=1e-5)
     assert 1e-7 < abs(rows["levels 4,4"]["ratio"] - 1) < 0.05
-    assert {row["setting"] for row in summary["needles"]} == {"dense", "opened"}
+    assert {row["setting"] for row in summary["needles"]} == {"dense", "opened, heavy 512"}
     assert summary["continuations"][0]["same"] == [9, 9]
     assert len(summary["timing"]) == 4
     for title in ("Perplexity of what follows", "numbers found", "continuations", "Time"):
@@ -93,6 +99,6 @@ def test_every_measure_runs_goes_on_where_it_stopped_and_is_reported(
 
 def test_unknown_settings_are_refused_with_what_there_is() -> None:
     assert list(find_settings(["dense"])) == ["dense"]
-    with pytest.raises(ValueError, match="got 'other', takes 'dense', 'opened'"):
+    with pytest.raises(ValueError, match="got 'other', takes 'dense', 'opened, heavy 512'"):
         find_settings(["other"])
     assert all(setting.prompt is None for name, setting in SETTINGS.items() if name == "dense")
