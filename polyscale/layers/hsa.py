@@ -316,6 +316,11 @@ class HSAAttention(nn.Module):
         if tree is None:
             where = "" if cache is None else " for the first tokens of a cache"
             raise ValueError(f"tree must be given{where}, got None")
+        if not isinstance(tree, SignalTree):
+            raise TypeError(
+                f"tree must be a SignalTree, got {tree!r}; windows of rows are "
+                "SignalTree.from_windows(n, windows)"
+            )
         if cache is None:
             allowed = {x.shape[-2], x.shape[0] * x.shape[-2]} if x.dim() == 3 else {len(x)}
             if tree.num_rows not in allowed:
