@@ -321,6 +321,11 @@ class HSAAttention(nn.Module):
         if tree is None:
             where = "" if cache is None else " for the first tokens of a cache"
             raise ValueError(f"tree must be given{where}, got None")
+        if not isinstance(tree, SignalTree):
+            raise TypeError(
+                f"tree must be a SignalTree, got {tree!r}; windows of rows are "
+                "SignalTree.from_windows(n, windows)"
+            )
         if cache is None:
             rows, all_rows = x.shape[-2], x.shape[:-1].numel()
             # Not a set: a compiled graph would be made for these very numbers.

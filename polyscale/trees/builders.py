@@ -1,7 +1,6 @@
-"""Trees from nested data, windows, images, linkage matrices and records."""
+"""Trees from windows, images and linkage matrices."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,90 +8,18 @@ from torch import Tensor
 
 from polyscale.checks import check_integer
 from polyscale.trees.assembly import assemble
-from polyscale.trees.checks import DOMAINS, GRID2D, KEYED, first
-from polyscale.trees.editing import batch
+from polyscale.trees.checks import DOMAINS, GRID2D, first
 from polyscale.trees.structure import breadth_first_order, index_in_family, renumber
 from polyscale.trees.tree import SignalTree
 
 
-def from_nested(nested: Any) -> tuple[SignalTree, list[Any]]:
-    """Return the tree of `nested` and its leaves in row order; see `SignalTree.from_nested`."""
-    parents: list[int] = [-1]
-    domains: list[str | None] = [_domain(nested)]
-    keys: list[str | None] = [None]
-    leaves: list[Any] = []
-    # A stack of open containers, not recursion: data may be nested deeper than Python's stack.
-    stack: list[tuple[int, Any, Iterator[tuple[str, str | None, Any]]]] = []
-    path: list[str] = ["nested"]
-    inside: set[int] = set()
-
-    def enter(node: int, value: Any) -> None:
-        if domains[node] is None:
-            leaves.append(value)
-            path.pop()
-            return
-        if id(value) in inside:
-            raise ValueError(f"{''.join(path)}: node {node} contains itself; a tree has no cycles")
-        if not len(value):
-            raise ValueError(
-                f"{''.join(path)}: node {node} is an empty {type(value).__name__}: "
-                "it has no children and carries no row"
-            )
-        inside.add(id(value))
-        stack.append((node, value, _members(value, path)))
-
-    enter(0, nested)
-    while stack:
-        node, value, members = stack[-1]
-        member = next(members, None)
-        if member is None:
-            stack.pop()
-            inside.discard(id(value))
-            path.pop()
-            continue
-        label, key, child = member
-        parents.append(node)
-        domains.append(_domain(child))
-        keys.append(key)
-        path.append(label)
-        enter(len(parents) - 1, child)
-    return SignalTree.from_parents(parents, domains=domains, keys=keys), leaves
-
-
-def _domain(value: Any) -> str | None:
-    if isinstance(value, Mapping):
-        return "keyed"
-    if isinstance(value, AbstractSet):
-        return "set"
-    return "sequence" if isinstance(value, (list, tuple)) else None
-
-
-def _members(value: Any, path: list[str]) -> Iterator[tuple[str, str | None, Any]]:
-    if isinstance(value, Mapping):
-        for key, child in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"the keys of {''.join(path)} must be str, got {key!r}")
-            yield f"[{key!r}]", key, child
-    elif isinstance(value, AbstractSet):
-        for child in _steady_order(value):
-            yield "{...}", None, child
-    else:
-        for index, child in enumerate(value):
-            yield f"[{index}]", None, child
-
-
-def _steady_order(members: AbstractSet[Any]) -> list[Any]:
-    # Strings hash differently in every process; sorting gives a set the same rows each time.
-    try:
-        if not any(isinstance(member, (AbstractSet, tuple)) for member in members):
-            return sorted(members)
-    except TypeError:
-        pass
-    return sorted(members, key=repr)
-
-
-def from_windows(n: int, windows: Sequence[int], modality: str = "default") -> SignalTree:
+def from_windows(n: int, windows: Iterable[int], modality: str = "default") -> SignalTree:
     """See `SignalTree.from_windows`."""
+    if isinstance(windows, str) or not isinstance(windows, Iterable):
+        raise TypeError(
+            f"windows must be a sequence of window sizes, bottom to top, got {windows!r}; "
+            "one level of windows of four is windows=(4,)"
+        )
     sizes = [check_integer("n", n, least=1)]  # nodes of each level, bottom to top
     chosen = []
     for place, window in enumerate(windows):
@@ -129,7 +56,7 @@ def from_image(
     height: int, width: int, patch: int | tuple[int, int], layout: str, modality: str
 ) -> SignalTree:
     """See `SignalTree.from_image`."""
-    sides = patch if isinstance(patch, tuple) else (patch, patch)
+    sides = tuple(patch) if isinstance(patch, (tuple, list)) else (patch, patch)
     if len(sides) != 2:
         raise ValueError(f"patch must be an integer or (height, width), got {patch!r}")
     tall, wide = (check_integer("patch", side, least=1) for side in sides)
@@ -249,77 +176,5 @@ def from_linkage(linkage: Any, domain: str, modality: str) -> SignalTree:
         raise ValueError(
             f"row {step} of linkage (node {n + step}) must count "
             f"{counts[n + step].item():g} leaves, as its merges do, got {merges[step, 3].item():g}"
-        )
-    return tree
-
-
-def from_records(records: Any, modalities: Mapping[str, str] | None) -> SignalTree:
-    """See `SignalTree.from_records`."""
-    if isinstance(records, Mapping):
-        return _record(records, modalities or {}, "records")
-    if not isinstance(records, Sequence) or isinstance(records, (str, bytes)) or not records:
-        raise TypeError(f"records must be a dict or a list of dicts, got {type(records).__name__}")
-    for place, record in enumerate(records):
-        if not isinstance(record, Mapping):
-            raise TypeError(f"records[{place}] must be a dict, got {type(record).__name__}")
-    return batch(
-        [_record(record, modalities or {}, f"records[{i}]") for i, record in enumerate(records)]
-    )
-
-
-def _record(record: Mapping[str, Any], modalities: Mapping[str, str], where: str) -> SignalTree:
-    if not record:
-        raise ValueError(f"{where} must have at least one field, got an empty record")
-    fields = []
-    for name, value in record.items():
-        if not isinstance(name, str):
-            raise TypeError(f"the names of the fields of {where} must be str, got {name!r}")
-        fields.append(_field(value, name, modalities.get(name), f"{where}[{name!r}]"))
-    forest = batch(fields)
-    names = tuple(record)
-    key_names = tuple(dict.fromkeys((*names, *forest.key_names)))
-    number = forest.key.new_tensor([*(key_names.index(n) for n in forest.key_names), -1])
-    roots = len(names)
-    place = torch.arange(roots, device=forest.device)
-    key = torch.cat([place, number[forest.key[roots:]]])
-    position = forest.position.clone()
-    position[:roots, 0] = place
-
-    def with_root(values: Tensor, root: int) -> Tensor:
-        return torch.cat([values.new_full((1, *values.shape[1:]), root), values])
-
-    return assemble(
-        with_root(forest.parent + 1, -1),  # the former roots, -1, are now children of node 0
-        with_root(forest.leaf_row, -1),
-        domain=with_root(forest.domain, KEYED),
-        position=with_root(position, 0),
-        key=with_root(key, -1),
-        modality=with_root(forest.modality, -1),
-        key_names=key_names,
-        modality_names=forest.modality_names,
-        tree_rows=(0, forest.num_rows),
-    )
-
-
-def _field(value: Any, name: str, modality: str | None, where: str) -> SignalTree:
-    if isinstance(value, SignalTree):
-        tree = value
-        if tree.num_trees != 1:
-            raise ValueError(f"{where} must be one tree, got a batch of {tree.num_trees} trees")
-    elif isinstance(value, int) and not isinstance(value, bool):
-        tree = from_windows(check_integer(where, value, least=1), ())
-    elif _domain(value) is not None:
-        tree = from_nested(value)[0]
-    else:
-        raise TypeError(
-            f"{where} must be a number of rows, a SignalTree, or nested lists, dicts and sets, "
-            f"got {type(value).__name__}"
-        )
-    if tree.modality_names == ("default",):
-        return tree.with_modality(modality or name)
-    if modality is not None and tree.modality_names != (modality,):
-        raise ValueError(
-            f"modalities: {name!r} is to be {modality!r}, but its tree already has "
-            f"{', '.join(tree.modality_names)}"
         )
     return tree

@@ -27,6 +27,8 @@ def reindex(index: Tensor, names: tuple[str, ...], merged: tuple[str, ...]) -> T
 
 def batch(trees: Sequence[SignalTree]) -> SignalTree:
     """See `SignalTree.batch`."""
+    if isinstance(trees, SignalTree):
+        raise TypeError("trees must be a list of SignalTrees, got one; pass [tree]")
     trees = list(trees)
     if not trees:
         raise ValueError("trees must hold at least one SignalTree, got none")

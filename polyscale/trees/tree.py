@@ -121,31 +121,35 @@ class SignalTree:
 
     @overload
     @classmethod
-    def from_nested(cls, nested: Any, *, return_leaves: Literal[False] = False) -> SignalTree: ...
+    def from_nested(
+        cls, nested: Any, *, arrays: str | None = None, return_leaves: Literal[False] = False
+    ) -> SignalTree: ...
 
     @overload
     @classmethod
     def from_nested(
-        cls, nested: Any, *, return_leaves: Literal[True]
+        cls, nested: Any, *, arrays: str | None = None, return_leaves: Literal[True]
     ) -> tuple[SignalTree, list[Any]]: ...
 
     @classmethod
     def from_nested(
-        cls, nested: Any, *, return_leaves: bool = False
+        cls, nested: Any, *, arrays: str | None = None, return_leaves: bool = False
     ) -> SignalTree | tuple[SignalTree, list[Any]]:
-        """Build a tree from nested lists or tuples (sequence), dicts (keyed) and sets (set).
+        """Build a tree from nested lists, tuples or ranges (sequence), dicts (keyed) and sets.
 
-        Anything else is a leaf, strings and tensors too. Rows are numbered from left to right;
-        with `return_leaves` the leaves are returned in that order, ready to be embedded and
-        stacked. The members of a set are sorted, so that a set always gives the same rows.
+        Anything else is one leaf, a string or a number too. Tensors and ndarrays are leaves with
+        `arrays="leaf"`, families with `arrays="sequence"`, and refused otherwise; iterators always
+        are. Rows are numbered from left to right;
+        with `return_leaves` the leaves are returned in that order, ready to be embedded and stacked.
+        The members of a set are sorted, so that a set always gives the same rows.
 
         >>> tree, leaves = SignalTree.from_nested({"a": [1, 2], "b": 3}, return_leaves=True)
         >>> leaves, tree.key_names
         ([1, 2, 3], ('a', 'b'))
         """
-        from polyscale.trees import builders
+        from polyscale.trees import nested as builder
 
-        tree, leaves = builders.from_nested(nested)
+        tree, leaves = builder.from_nested(nested, arrays)
         return (tree, leaves) if return_leaves else tree
 
     @classmethod
@@ -229,18 +233,19 @@ class SignalTree:
     ) -> SignalTree:
         """Build a keyed tree from a record, a dict of fields, or a batch from a list of records.
 
-        A field is a number of rows (a sequence), a SignalTree, or nested data; its rows follow
-        those of the field before. Its leaves have the modality that `modalities` names for it,
-        otherwise the field's own name.
+        A field is a SignalTree, nested data as in `from_nested`, where a string or a float is one
+        leaf, or an integer, the number of its rows (a sequence). Its rows follow those of the field
+        before. Its leaves have the modality that `modalities` names for it, otherwise the field's
+        own name.
 
         >>> record = {"title": 3, "photo": SignalTree.from_image(32, 32, 16)}
         >>> tree = SignalTree.from_records(record, modalities={"title": "text"})
         >>> tree.key_names, tree.modality_names, tree.num_rows
         (('title', 'photo'), ('text', 'photo'), 7)
         """
-        from polyscale.trees import builders
+        from polyscale.trees import records as builder
 
-        return builders.from_records(records, modalities)
+        return builder.from_records(records, modalities)
 
     @classmethod
     def batch(cls, trees: Sequence[SignalTree]) -> SignalTree:

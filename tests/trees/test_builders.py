@@ -1,5 +1,6 @@
 import time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -57,9 +58,29 @@ def test_leaves_come_back_in_the_order_of_their_rows(nested: object) -> None:
     assert tree == SignalTree.from_nested(nested)
 
 
-def test_a_single_value_is_a_single_leaf_and_tensors_and_strings_are_values() -> None:
-    assert SignalTree.from_nested("word") == SignalTree.from_windows(1)
-    assert SignalTree.from_nested([torch.zeros(3), "word"]).num_leaves == 2
+def test_a_single_value_is_a_single_leaf_and_strings_are_values() -> None:
+    for value in ("word", 3.5, True, None, np.float64(2), torch.tensor(2), np.array(2)):
+        assert SignalTree.from_nested(value) == SignalTree.from_windows(1)
+
+
+def test_arrays_are_leaves_or_families_as_the_caller_says() -> None:
+    for array in (torch.zeros(2, 3), np.zeros((2, 3))):
+        for nested, name in ((array, "nested"), ([1, {"a": array}], r"nested\[1\]\['a'\]")):
+            with pytest.raises(TypeError, match=rf"{name} is an array .* \[2, 3\]\): one leaf or"):
+                SignalTree.from_nested(nested)
+        tree, leaves = SignalTree.from_nested([array, "word"], arrays="leaf", return_leaves=True)
+        assert tree.num_leaves == 2
+        assert leaves[0] is array
+        assert SignalTree.from_nested(array, arrays="sequence").leaf_count.tolist()[:3] == [6, 3, 3]
+    with pytest.raises(ValueError, match="arrays must be one of 'leaf', 'sequence', got 'rows'"):
+        SignalTree.from_nested([1], arrays="rows")
+
+
+def test_ranges_are_families_and_iterators_are_refused() -> None:
+    assert SignalTree.from_nested(range(4)) == SignalTree.from_nested([0, 1, 2, 3])
+    for iterator in ((i for i in range(3)), map(str, [1]), iter([1, 2])):
+        with pytest.raises(TypeError, match=r"nested\[0\] is an iterator .* pass list\(...\) of it"):
+            SignalTree.from_nested([iterator])
 
 
 def test_data_nested_deeper_than_the_python_stack_is_taken() -> None:
@@ -148,6 +169,8 @@ def test_a_million_leaves_take_under_a_second() -> None:
     [
         (0, (2,), ValueError, "n must be an integer of at least 1, got 0"),
         (5.0, (2,), TypeError, r"n must be an integer of at least 1, got 5.0"),
+        (5, 2, TypeError, r"windows must be a sequence .*, got 2; .* windows=\(4,\)"),
+        (10, "44", TypeError, "windows must be a sequence .*, got '44'"),
         (True, (2,), TypeError, "n must be an integer of at least 1, got True"),
         (5, (2, 1), ValueError, r"windows\[1\] must be an integer of at least 2, got 1"),
         (5, (2, 2.5), TypeError, r"windows\[1\] must be an integer of at least 2, got 2.5"),
@@ -313,13 +336,26 @@ def test_several_records_are_a_batch() -> None:
     assert forest.unbatch() == [SignalTree.from_records(record) for record in records]
 
 
+def test_what_is_one_leaf_in_nested_data_is_one_in_a_record_and_an_integer_is_a_size() -> None:
+    for value in ("hello world", 3.5, None, True):
+        record, nested = {"title": value}, SignalTree.from_nested({"title": value})
+        tree = SignalTree.from_records(record)
+        assert tree == nested.with_modality("title")
+    for size in (3, np.int64(3), torch.tensor(3)):
+        assert SignalTree.from_records({"title": size}).num_leaves == 3
+
+
 @pytest.mark.parametrize(
     ("records", "modalities", "kind", "reason"),
     [
         ({}, None, ValueError, "records must have at least one field, got an empty record"),
         ([{"a": 1}, {}], None, ValueError, r"records\[1\] must have at least one field"),
         ({"a": 0}, None, ValueError, r"records\['a'\] must be .*, got 0"),
-        ({"a": "words"}, None, TypeError, r"records\['a'\] must be a number of rows, .*, got str"),
+        ({"a": []}, None, ValueError, r"records\['a'\] is an empty list; leave the field out"),
+        ([{"a": 1}, {"a": [1, {}]}], None, ValueError, r"records\[1\]\['a'\]\[1\]: node 2 is an"),
+        ({"a": np.zeros(3)}, None, TypeError, r"records\['a'\] is an array \(ndarray \[3\]\)"),
+        ({"a": 1}, {"b": "x"}, ValueError, r"modalities must name fields .* \['a'\], got \['b'\]"),
+        ({"a": 1}, "x", TypeError, "modalities must be a dict .*, got 'x'"),
         ({1: 2}, None, TypeError, "names of the fields of records must be str, got 1"),
         ([1], None, TypeError, r"records\[0\] must be a dict, got int"),
         ([], None, TypeError, "records must be a dict or a list of dicts, got list"),
