@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ VALIDATION = 0.1  # of the training set
 
 _PARTS = {"train": 0, "test": 1}  # the numbers in the files
 _ADVICE = "put it there; it is not on the Hub"
+_NOTES = (
+    "the single-label view: records with one class besides 'person', or of persons alone",
+    "there is no official split with labels; validation is 10 % of every class of train",
+)
 
 
 class RecordSplit(Split):
@@ -96,24 +101,7 @@ def load_coco(
     lines = read_first(folder, (TEXT_FILE,), "coco18", _ADVICE)
     images, names = _read_archive(archive)
     rows = [row for row in _read_lines(lines, len(names), len(images)) if row["label"] is not None]
-    sides = {part: [row for row in rows if row["split"] == part] for part in _PARTS}
-    for part, side in sides.items():
-        if not side:
-            raise ValueError(f"{lines.path} has no labelled rows of the split {part!r}")
-
-    # By photograph: different photographs may have equal captions.
-    held_out = choose_validation(
-        [images[row["i"]] for row in sides["train"]],
-        [row["label"] for row in sides["train"]],
-        VALIDATION,
-        seed,
-    )
-    chosen = list(zip(sides["train"], held_out, strict=True))
-    parts = {
-        "train": [row for row, is_held in chosen if not is_held],
-        "validation": [row for row, is_held in chosen if is_held],
-        "test": sides["test"],
-    }
+    parts = _parts(rows, images, seed, lines.path)
     documents = {part: [read_document(row["text"]) for row in side] for part, side in parts.items()}
     words = embed_words([one.words for one in documents["train"]], embedding, width, seed)
     pixels = {
@@ -160,17 +148,36 @@ def load_coco(
             "files": [archive.record(), lines.record()],
             "vectors": words.source,
             "normalisation": {"mean": mean.tolist(), "std": std.tolist()},
-            "notes": [
-                "the single-label view: records with one class besides 'person', or of persons "
-                "alone",
-                "there is no official split with labels; validation is 10 % of every class of "
-                "train",
-            ],
+            "notes": list(_NOTES),
         },
         example=f"{test.text(0)} -> {names[int(test.labels[0])]}",
         modalities={name: kinds[name] for name in used},
         key_names=tuple(used),
     )
+
+
+def _parts(
+    rows: list[dict[str, Any]], images: Sequence[bytes], seed: int, path: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every split: validation is taken out of the official training rows."""
+    sides = {part: [row for row in rows if row["split"] == part] for part in _PARTS}
+    for part, side in sides.items():
+        if not side:
+            raise ValueError(f"{path} has no labelled rows of the split {part!r}")
+
+    # By photograph: different photographs may have equal captions.
+    held_out = choose_validation(
+        [images[row["i"]] for row in sides["train"]],
+        [row["label"] for row in sides["train"]],
+        VALIDATION,
+        seed,
+    )
+    chosen = list(zip(sides["train"], held_out, strict=True))
+    return {
+        "train": [row for row, is_held in chosen if not is_held],
+        "validation": [row for row, is_held in chosen if is_held],
+        "test": sides["test"],
+    }
 
 
 def _patches(pixels: Tensor) -> Tensor:
