@@ -14,7 +14,7 @@ MAX_QUERIES = 16
 
 def why_unsupported(tokens: NewTokens) -> str | None:
     """Why the kernel cannot decode these; None if it can."""
-    queries, keys, value, level_weights, _, _, relative_bias, _ = tokens
+    queries, keys, value, level_weights = tokens[:4]
     given = (*queries, *keys, value, level_weights)
     if torch.compiler.is_compiling():
         return "decoding with it cannot be compiled"
