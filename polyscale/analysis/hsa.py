@@ -88,12 +88,8 @@ def analyze_hsa(
     collection = MapCollection(len(found), [leaves] * heads if maps else [], [])
     layers = _layers(found, names, collection if maps else None, builder)
     builder.notes += [*collection.notes, FAMILY_NOTE]
-    return builder.build(
-        {
-            "hsa": {"layers": layers, "tree": _tree_entry(first.tree, names)},
-            "attention": collection.attention,
-        }
-    )
+    section = {"layers": layers, "tree": _tree_entry(first.tree, names)}
+    return builder.build({"hsa": section, "attention": collection.attention})
 
 
 def _check_size(found: list[TreeAttention], max_leaves: int) -> None:

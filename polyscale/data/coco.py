@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyscale._extras import require
 from polyscale.checks import check_choice, check_integer
-from polyscale.data.documents import TEXT, Document, DocumentSplit, TreeCollate, read_document
+from polyscale.data.documents import TEXT, DocumentSplit, TreeCollate, read_document
 from polyscale.data.files import DataFile, find_folder, read_arrays, read_first, unzip_lines
 from polyscale.data.splits import Split, TaskData
 from polyscale.data.validation import choose_validation
@@ -91,14 +91,7 @@ def load_coco(
     check_choice("fields", fields, FIELDS)
     check_choice("layout", layout, LAYOUTS)
     check_integer("width", width, least=1)
-    folder = find_folder(data_dir)
-    if folder is None:
-        raise FileNotFoundError(
-            f"coco18 needs data_dir (--data-dir) or POLYSCALE_DATA: a folder with {IMAGE_FILE} and "
-            f"{TEXT_FILE}; they are not on the Hub"
-        )
-    archive = read_first(folder, (IMAGE_FILE,), "coco18", _ADVICE)
-    lines = read_first(folder, (TEXT_FILE,), "coco18", _ADVICE)
+    archive, lines = _find_files(data_dir)
     images, names = _read_archive(archive)
     rows = [row for row in _read_lines(lines, len(names), len(images)) if row["label"] is not None]
     parts = _parts(rows, images, seed, lines.path)
@@ -108,13 +101,12 @@ def load_coco(
         part: torch.stack([_decode(images[row["i"]], row["i"], archive) for row in side])
         for part, side in parts.items()
     }  # [N, 64, 64, 3]
-    bytes_of_colour = pixels["train"].flatten(0, 2).double() / 255  # [N * 64 * 64, 3]
-    mean, std = bytes_of_colour.mean(0), bytes_of_colour.std(0).clamp(min=1e-6)
+    colours = pixels["train"].flatten(0, 2).double() / 255  # [N * 64 * 64, 3]
+    mean, std = colours.mean(0), colours.std(0).clamp(min=1e-6)
 
     def split(part: str) -> RecordSplit:
         labels = torch.tensor([row["label"] for row in parts[part]])
-        texts: list[Document] = documents[part]
-        captions = DocumentSplit(texts, labels, words.vocabulary)
+        captions = DocumentSplit(documents[part], labels, words.vocabulary)
         return RecordSplit(
             captions,
             pixels[part],
@@ -154,6 +146,18 @@ def load_coco(
         modalities={name: kinds[name] for name in used},
         key_names=tuple(used),
     )
+
+
+def _find_files(data_dir: Path | str | None) -> tuple[DataFile, DataFile]:
+    """The archive of images, and the captions."""
+    folder = find_folder(data_dir)
+    if folder is None:
+        raise FileNotFoundError(
+            f"coco18 needs data_dir (--data-dir) or POLYSCALE_DATA: a folder with {IMAGE_FILE} and "
+            f"{TEXT_FILE}; they are not on the Hub"
+        )
+    archive = read_first(folder, (IMAGE_FILE,), "coco18", _ADVICE)
+    return archive, read_first(folder, (TEXT_FILE,), "coco18", _ADVICE)
 
 
 def _parts(
