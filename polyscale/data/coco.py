@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from polyscale._extras import require
 from polyscale.checks import check_choice, check_integer
-from polyscale.data.documents import TEXT, DocumentSplit, TreeCollate, read_document
+from polyscale.data.documents import TEXT, Document, DocumentSplit, TreeCollate, read_document
 from polyscale.data.files import DataFile, find_folder, read_arrays, read_first, unzip_lines
 from polyscale.data.splits import Split, TaskData
 from polyscale.data.validation import choose_validation
@@ -32,10 +31,6 @@ VALIDATION = 0.1  # of the training set
 
 _PARTS = {"train": 0, "test": 1}  # the numbers in the files
 _ADVICE = "put it there; it is not on the Hub"
-_NOTES = (
-    "the single-label view: records with one class besides 'person', or of persons alone",
-    "there is no official split with labels; validation is 10 % of every class of train",
-)
 
 
 class RecordSplit(Split):
@@ -91,22 +86,47 @@ def load_coco(
     check_choice("fields", fields, FIELDS)
     check_choice("layout", layout, LAYOUTS)
     check_integer("width", width, least=1)
-    archive, lines = _find_files(data_dir)
+    folder = find_folder(data_dir)
+    if folder is None:
+        raise FileNotFoundError(
+            f"coco18 needs data_dir (--data-dir) or POLYSCALE_DATA: a folder with {IMAGE_FILE} and "
+            f"{TEXT_FILE}; they are not on the Hub"
+        )
+    archive = read_first(folder, (IMAGE_FILE,), "coco18", _ADVICE)
+    lines = read_first(folder, (TEXT_FILE,), "coco18", _ADVICE)
     images, names = _read_archive(archive)
     rows = [row for row in _read_lines(lines, len(names), len(images)) if row["label"] is not None]
-    parts = _parts(rows, images, seed, lines.path)
+    sides = {part: [row for row in rows if row["split"] == part] for part in _PARTS}
+    for part, side in sides.items():
+        if not side:
+            raise ValueError(f"{lines.path} has no labelled rows of the split {part!r}")
+
+    # By photograph: different photographs may have equal captions.
+    held_out = choose_validation(
+        [images[row["i"]] for row in sides["train"]],
+        [row["label"] for row in sides["train"]],
+        VALIDATION,
+        seed,
+    )
+    chosen = list(zip(sides["train"], held_out, strict=True))
+    parts = {
+        "train": [row for row, is_held in chosen if not is_held],
+        "validation": [row for row, is_held in chosen if is_held],
+        "test": sides["test"],
+    }
     documents = {part: [read_document(row["text"]) for row in side] for part, side in parts.items()}
     words = embed_words([one.words for one in documents["train"]], embedding, width, seed)
     pixels = {
         part: torch.stack([_decode(images[row["i"]], row["i"], archive) for row in side])
         for part, side in parts.items()
     }  # [N, 64, 64, 3]
-    colours = pixels["train"].flatten(0, 2).double() / 255  # [N * 64 * 64, 3]
-    mean, std = colours.mean(0), colours.std(0).clamp(min=1e-6)
+    bytes_of_colour = pixels["train"].flatten(0, 2).double() / 255  # [N * 64 * 64, 3]
+    mean, std = bytes_of_colour.mean(0), bytes_of_colour.std(0).clamp(min=1e-6)
 
     def split(part: str) -> RecordSplit:
         labels = torch.tensor([row["label"] for row in parts[part]])
-        captions = DocumentSplit(documents[part], labels, words.vocabulary)
+        texts: list[Document] = documents[part]
+        captions = DocumentSplit(texts, labels, words.vocabulary)
         return RecordSplit(
             captions,
             pixels[part],
@@ -140,48 +160,17 @@ def load_coco(
             "files": [archive.record(), lines.record()],
             "vectors": words.source,
             "normalisation": {"mean": mean.tolist(), "std": std.tolist()},
-            "notes": list(_NOTES),
+            "notes": [
+                "the single-label view: records with one class besides 'person', or of persons "
+                "alone",
+                "there is no official split with labels; validation is 10 % of every class of "
+                "train",
+            ],
         },
         example=f"{test.text(0)} -> {names[int(test.labels[0])]}",
         modalities={name: kinds[name] for name in used},
         key_names=tuple(used),
     )
-
-
-def _find_files(data_dir: Path | str | None) -> tuple[DataFile, DataFile]:
-    """The archive of images, and the captions."""
-    folder = find_folder(data_dir)
-    if folder is None:
-        raise FileNotFoundError(
-            f"coco18 needs data_dir (--data-dir) or POLYSCALE_DATA: a folder with {IMAGE_FILE} and "
-            f"{TEXT_FILE}; they are not on the Hub"
-        )
-    archive = read_first(folder, (IMAGE_FILE,), "coco18", _ADVICE)
-    return archive, read_first(folder, (TEXT_FILE,), "coco18", _ADVICE)
-
-
-def _parts(
-    rows: list[dict[str, Any]], images: Sequence[bytes], seed: int, path: Path
-) -> dict[str, list[dict[str, Any]]]:
-    """The rows of every split: validation is taken out of the official training rows."""
-    sides = {part: [row for row in rows if row["split"] == part] for part in _PARTS}
-    for part, side in sides.items():
-        if not side:
-            raise ValueError(f"{path} has no labelled rows of the split {part!r}")
-
-    # By photograph: different photographs may have equal captions.
-    held_out = choose_validation(
-        [images[row["i"]] for row in sides["train"]],
-        [row["label"] for row in sides["train"]],
-        VALIDATION,
-        seed,
-    )
-    chosen = list(zip(sides["train"], held_out, strict=True))
-    return {
-        "train": [row for row, is_held in chosen if not is_held],
-        "validation": [row for row, is_held in chosen if is_held],
-        "test": sides["test"],
-    }
 
 
 def _patches(pixels: Tensor) -> Tensor:
