@@ -1,6 +1,6 @@
 import pytest
 
-import polyscale
+from polyscale import _checkout
 from polyscale._checkout import import_from_checkout
 
 
@@ -13,6 +13,6 @@ def test_a_checkout_has_its_studies():
 
 
 def test_an_installed_package_says_what_is_needed(monkeypatch, tmp_path):
-    monkeypatch.setattr(polyscale, "__file__", str(tmp_path / "polyscale" / "__init__.py"))
+    monkeypatch.setattr(_checkout, "__file__", str(tmp_path / "polyscale" / "_checkout.py"))
     with pytest.raises(ImportError, match="benchmarks is not part of the installed package; clone"):
         import_from_checkout("benchmarks.timing")

@@ -79,36 +79,48 @@ def analyze_hsa(
             raise ValueError("tree goes with (query, key): a model brings its own")
         builder = AnalysisBuilder("hsa", type(model).__name__, title)
         found = attention_of_model(model, batch, example)
+    _check_size(found, max_leaves)
+    first = found[0]
+    heads, leaves = first.query.shape[0], first.tree.num_leaves
+    builder.meta |= {"layers": len(found), "heads": heads, "rows_used": leaves}
+    names = _leaf_names(tokens, first, real_columns(batch, example))
+    builder.set_example(leaves, names, text, None)
+    collection = MapCollection(len(found), [leaves] * heads if maps else [], [])
+    layers = _layers(found, names, collection if maps else None, builder)
+    builder.notes += [*collection.notes, FAMILY_NOTE]
+    section = {"layers": layers, "tree": _tree_entry(first.tree, names)}
+    return builder.build({"hsa": section, "attention": collection.attention})
+
+
+def _check_size(found: list[TreeAttention], max_leaves: int) -> None:
     size = max(one.tree.num_leaves for one in found)
     if size > max_leaves:
         raise ValueError(
             f"max_leaves: the tree has {size} leaves, takes at most {max_leaves} (matrices are "
             "dense): cut the example or raise it"
         )
+
+
+def _layers(
+    found: list[TreeAttention],
+    names: list[str] | None,
+    collection: MapCollection | None,
+    builder: AnalysisBuilder,
+) -> list[Entry]:
+    """The entries of every layer; their matrices go into the collection of maps, if any."""
     first = found[0]
-    heads, leaves = first.query.shape[0], first.tree.num_leaves
-    builder.meta |= {"layers": len(found), "heads": heads, "rows_used": leaves}
-    names = _leaf_names(tokens, first, real_columns(batch, example))
-    builder.set_example(leaves, names, text, None)
     if any(one.tree != first.tree for one in found):
         builder.notes.append(
             "Layers have different trees (pooling); the tree shown is the first layer's."
         )
     layers: list[Entry] = []
-    collection = MapCollection(len(found), [leaves] * heads if maps else [], [])
     for number, one in enumerate(found):
         own_names = names if one.tree == first.tree else None
         matrix, entries = _layer_entries(number, one, own_names, builder)
         layers += entries
-        if maps:
+        if collection is not None:
             collection.add(number, 0, matrix, None)
-    builder.notes += [*collection.notes, FAMILY_NOTE]
-    return builder.build(
-        {
-            "hsa": {"layers": layers, "tree": _tree_entry(first.tree, names)},
-            "attention": collection.attention,
-        }
-    )
+    return layers
 
 
 def _layer_entries(

@@ -76,13 +76,20 @@ def analyze_attention(
     heads = calls[0].query.shape[0]
     builder.meta |= {"layers": len(calls), "heads": heads, "rows_used": len(kept)}
     builder.set_example(len(kept), tokens, text, real)
+    return builder.build(_sections(calls, kept, maps, builder.notes))
+
+
+def _sections(
+    calls: list[AttentionCall], kept: Tensor, maps: bool, notes: list[str]
+) -> dict[str, Any]:
+    """The sections of the analysis; what they leave out is added to the notes."""
     rows = eigen_rows([len(kept)] * sum(call.query.shape[0] for call in calls))
-    builder.notes += _notes(len(kept), rows)
+    notes += _notes(len(kept), rows)
     forms: list[Entry] = []
     scores: list[Entry] = []
     parts: list[Entry] = []
     normality: list[Entry] = []
-    sizes = [len(kept)] * heads if maps else []
+    sizes = [len(kept)] * calls[0].query.shape[0] if maps else []
     collection = MapCollection(len(calls), sizes, sizes)
     for number, call in enumerate(calls):
         forms += _form_entries(number, call)
@@ -92,27 +99,30 @@ def analyze_attention(
         normality += normality_entries(number, 0, [own])
         if maps:
             collection.add(number, 0, call.attention()[:, kept][:, :, kept], own)
+    notes += [*_layer_notes(calls, forms), *collection.notes]
+    return {
+        "kernel": {"forms": forms, "scores": scores, "note": FORMS_NOTE},
+        "symmetry": {"parts": parts, "maps": collection.parts},
+        "normality": {"levels": normality, "over_training": []},
+        "attention": collection.attention,
+    }
+
+
+def _layer_notes(calls: list[AttentionCall], forms: list[Entry]) -> list[str]:
+    notes = []
     unknown = len(calls) - len({entry["layer"] for entry in forms})
     if unknown:
-        builder.notes.append(
+        notes.append(
             f"{unknown} of {len(calls)} layers have projections of an unknown kind: no bilinear "
             "forms for them."
         )
     injected = [str(number) for number, call in enumerate(calls) if call.weights is not None]
     if injected:
-        builder.notes.append(
+        notes.append(
             f"HSA is injected in layers {', '.join(injected)}: their attention maps are the "
             "weights that HSA applies, their scores are those of all pairs of tokens."
         )
-    builder.notes += collection.notes
-    return builder.build(
-        {
-            "kernel": {"forms": forms, "scores": scores, "note": FORMS_NOTE},
-            "symmetry": {"parts": parts, "maps": collection.parts},
-            "normality": {"levels": normality, "over_training": []},
-            "attention": collection.attention,
-        }
-    )
+    return notes
 
 
 def _notes(length: int, rows: int) -> list[str]:

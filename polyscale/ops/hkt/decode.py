@@ -10,6 +10,7 @@ from polyscale.ops.backends import Backend, Operation
 from polyscale.ops.hkt.coarse_scores import CoarseScores
 from polyscale.ops.hkt.native.decode import MAX_QUERIES, decode_native, why_unsupported
 from polyscale.ops.hkt.native.library import LIBRARY
+from polyscale.ops.hkt.new_tokens import NewTokens
 from polyscale.ops.hkt.reference import relative_term
 from polyscale.ops.hkt.sdpa import call_sdpa, upsample_blocks
 from polyscale.ops.looks import without_autocast
@@ -44,30 +45,15 @@ def hkt_decode(
         impl: as in `hkt_attention`; Triton has no kernel for this. `"auto"` is the native kernel
             for a few tokens on a CPU without gradients, and the reference otherwise.
     """
-    arguments = (
-        queries,
-        keys,
-        value,
-        level_weights,
-        position,
-        scale,
-        relative_bias,
-        coarse_scores,
+    tokens = NewTokens(
+        queries, keys, value, level_weights, position, scale, relative_bias, coarse_scores
     )
-    return DECODE.run(impl, *arguments)
+    return DECODE.run(impl, tokens)
 
 
-def decode_reference(
-    queries: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    value: Tensor,
-    level_weights: Tensor,
-    position: Tensor,
-    scale: float,
-    relative_bias: Sequence[Tensor] | None,
-    coarse_scores: CoarseScores | None,
-) -> Tensor:
+def decode_reference(tokens: NewTokens) -> Tensor:
     """The definition. Coarse keys are not repeated, only their scores."""
+    queries, keys, value, level_weights, position, scale, relative_bias, coarse_scores = tokens
     _forget(coarse_scores)
     length, device = value.shape[2], value.device
     dtype = accumulation_dtype(value.dtype)
@@ -87,17 +73,9 @@ def decode_reference(
         return (attention @ value.to(dtype)).to(value.dtype)
 
 
-def decode_sdpa(
-    queries: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    value: Tensor,
-    level_weights: Tensor,
-    position: Tensor,
-    scale: float,
-    relative_bias: Sequence[Tensor] | None,
-    coarse_scores: CoarseScores | None,
-) -> Tensor:
+def decode_sdpa(tokens: NewTokens) -> Tensor:
     """One call of `scaled_dot_product_attention`; coarse keys are repeated."""
+    queries, keys, value, level_weights, position, scale, relative_bias, coarse_scores = tokens
     _forget(coarse_scores)
     length, value_width = value.shape[-2:]
     weights = level_weights.expand(value.shape[1], -1)[..., None, None]  # [H, L, 1, 1]
@@ -126,8 +104,8 @@ def _forget(coarse_scores: CoarseScores | None) -> None:
         coarse_scores.valid = False
 
 
-def _preferred(queries: Sequence[Tensor], *_: object) -> Iterator[str]:
-    if queries[0].shape[2] <= MAX_QUERIES:
+def _preferred(tokens: NewTokens) -> Iterator[str]:
+    if tokens.queries[0].shape[2] <= MAX_QUERIES:
         yield "native"
     yield "reference"
 

@@ -5,6 +5,7 @@ import torch
 
 from polyscale.ops.hkt.decode import DECODE, hkt_decode
 from polyscale.ops.hkt.native.library import LIBRARY
+from polyscale.ops.hkt.new_tokens import NewTokens
 from polyscale.ops.layout import level_length
 
 NO_KERNEL = LIBRARY.why_not_built()
@@ -67,7 +68,7 @@ def test_decoding_is_its_definition(
 ):
     monkeypatch.setattr("polyscale.ops.native.instructions.wanted", instructions)
     case = decode_case(length, levels, queries, width, value_width)
-    assert DECODE.why_not("native", *case, 0.3, None, None) is None
+    assert DECODE.why_not("native", NewTokens(*case, 0.3)) is None
     actual = hkt_decode(*case[:4], position=case[4], scale=0.3)
     assert error(actual, exact_decode(*case)) <= VALUES
     nowhere = (case[4] < 0)[:, None, :, None].expand_as(actual)

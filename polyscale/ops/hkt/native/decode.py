@@ -1,52 +1,36 @@
 """Decoding on the CPU as one call of the native kernel."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.coarse_scores import CoarseScores
 from polyscale.ops.hkt.native import op
 from polyscale.ops.hkt.native.library import Call
+from polyscale.ops.hkt.new_tokens import NewTokens
 from polyscale.ops.looks import has_numbers
 
 # More queries than this are faster as matrix products.
 MAX_QUERIES = 16
 
 
-def why_unsupported(
-    queries: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    value: Tensor,
-    level_weights: Tensor,
-    position: Tensor,
-    scale: float,
-    relative_bias: Sequence[Tensor] | None,
-    coarse_scores: CoarseScores | None,
-) -> str | None:
+def why_unsupported(tokens: NewTokens) -> str | None:
     """Why the kernel cannot decode these; None if it can."""
+    queries, keys, value, level_weights = tokens[:4]
     given = (*queries, *keys, value, level_weights)
     if torch.compiler.is_compiling():
         return "decoding with it cannot be compiled"
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         return "decoding with it has no gradients: call it under torch.no_grad()"
-    reason = op.why_unsupported(queries, keys, value, level_weights, relative_bias=relative_bias)
+    reason = op.why_unsupported(
+        queries, keys, value, level_weights, relative_bias=tokens.relative_bias
+    )
     if reason is None and not has_numbers(*given):
         return "it reads memory, which fake tensors and other subclasses need not have"
     return reason
 
 
-def decode_native(
-    queries: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    value: Tensor,
-    level_weights: Tensor,
-    position: Tensor,
-    scale: float,
-    relative_bias: None,
-    coarse_scores: CoarseScores | None,
-) -> Tensor:
+def decode_native(tokens: NewTokens) -> Tensor:
     """As `hkt_decode`. Caches are read in place, coarse keys at their own resolution."""
+    queries, keys, value, level_weights, position, scale, _, coarse_scores = tokens
     levels = len(queries)
     batch, heads, count, _ = queries[0].shape
     weights = level_weights.to(torch.float32).expand(heads, -1)  # [H, L]
