@@ -7,7 +7,6 @@ the last N of M columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -70,7 +69,7 @@ class Places:
             sinks=torch.zeros_like(position, dtype=torch.bool)[None],
         )
 
-    @cached_property
+    @property
     def real(self) -> Tensor:
         """Columns that hold a token: bool `[B, M]`."""
         return self.position >= 0

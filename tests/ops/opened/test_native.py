@@ -1,5 +1,7 @@
 """The native kernel in float32 and bfloat16 against the reference in float64."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -271,6 +273,7 @@ def test_torch_accepts_the_operations():
     torch.library.opcheck(op.attend, (*tensors, sinks, None, opened, numbers, 0.25))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_memory_of_long_prompts_is_linear():
     # 16k queries and keys: one row of scores per query would be a gigabyte.
     from benchmarks.timing import added_memory
