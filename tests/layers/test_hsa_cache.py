@@ -163,10 +163,10 @@ def test_native_steps_are_those_of_torch(dtype: torch.dtype) -> None:
     caches = [HSACache(), HSACache()]
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     with torch.no_grad():
-        first = torch.zeros(3, 2, 0, 12, dtype=dtype)
+        first = torch.randn(3, 2, 5, 12, generator=torch.Generator().manual_seed(1)).to(dtype)
         for cache in caches:
-            cache.start(first, first, closes[:, :0], torch.zeros(3, dtype=torch.int64))
-        for begin in range(0, 60, 5):
+            cache.start(first, 2 * first, closes[:, :5], torch.tensor([5, 4, 1]))
+        for begin in range(5, 60, 5):
             now = slice(begin, begin + 5)
             # The last row writes fewer tokens at a time than the others.
             lengths = torch.tensor([5, 5, 3])
