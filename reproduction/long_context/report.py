@@ -49,8 +49,9 @@ def write_report(folder: Path) -> str:
                 for row in summary["needles"]
             ],
         )
-    if "continuations" in found:
-        summary["continuations"] = _continuations(found["continuations"])
+    compared = _continuations(found["continuations"]) if "continuations" in found else []
+    if compared:
+        summary["continuations"] = compared
         text += ["", "## Greedy continuations equal to softmax attention's", ""]
         text += _table(
             ("setting", "texts", "whole", "tokens until the first difference", "gaps there"),
