@@ -18,7 +18,10 @@ def write_report(folder: Path) -> str:
     found = {kind: Results(folder, kind) for kind in KINDS if (folder / f"{kind}.jsonl").is_file()}
     summary: dict[str, Any] = {}
     text = ["# Long prompts: what is lost, and how fast", ""]
-    text.append("Made by `python -m reproduction.long_context report`; the log is beside it.")
+    text.append(
+        "Made by `python -m reproduction.long_context report` from the measurements beside it, one "
+        "line of JSON each; [notes](NOTES.md)."
+    )
     if "perplexity" in found:
         summary["perplexity"] = _perplexities(found["perplexity"])
         text += ["", "## Perplexity of what follows the prompt, relative to softmax attention", ""]
@@ -46,8 +49,9 @@ def write_report(folder: Path) -> str:
                 for row in summary["needles"]
             ],
         )
-    if "continuations" in found:
-        summary["continuations"] = _continuations(found["continuations"])
+    compared = _continuations(found["continuations"]) if "continuations" in found else []
+    if compared:
+        summary["continuations"] = compared
         text += ["", "## Greedy continuations equal to softmax attention's", ""]
         text += _table(
             ("setting", "texts", "whole", "tokens until the first difference", "gaps there"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,12 @@ def test_unknown_settings_are_refused_with_what_there_is() -> None:
     with pytest.raises(ValueError, match="got 'other', takes 'dense', 'opened, heavy 512'"):
         find_settings(["other"])
     assert all(setting.prompt is None for name, setting in SETTINGS.items() if name == "dense")
+
+
+def test_the_committed_tables_follow_from_the_committed_measurements(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[3] / "experiments" / "long-context"
+    for file in committed.glob("*.jsonl"):
+        shutil.copy(file, tmp_path)
+    write_report(tmp_path)
+    for name in ("RESULTS.md", "results.json"):
+        assert (tmp_path / name).read_text() == (committed / name).read_text()
