@@ -18,6 +18,7 @@ def assemble(
     key_names: tuple[str, ...] = (),
     modality_names: tuple[str, ...] = ("default",),
     tree_rows: tuple[int, ...] | None = None,
+    source_offsets: Tensor | None = None,
 ) -> SignalTree:
     """Complete a tree whose nodes are breadth-first; `leaf_row` None is left to right."""
     derived = derive(parent)
@@ -39,5 +40,6 @@ def assemble(
         key_names=key_names,
         modality_names=modality_names,
         tree_rows=tree_rows,
+        source_offsets=source_offsets,
         **derived,
     )

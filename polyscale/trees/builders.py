@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from polyscale.checks import check_integer
 from polyscale.trees.assembly import assemble

@@ -63,6 +63,21 @@ def batch(trees: Sequence[SignalTree]) -> SignalTree:
         key_names=key_names,
         modality_names=modality_names,
         tree_rows=tuple(tree_rows),
+        source_offsets=_joined_offsets(trees),
+    )
+
+
+def _joined_offsets(trees: Sequence[SignalTree]) -> Tensor | None:
+    """The offsets of all rows, -1 for those of trees without a source."""
+    if all(tree.source_offsets is None for tree in trees):
+        return None
+    return torch.cat(
+        [
+            tree.row_node.new_full((tree.num_rows, 2), -1)
+            if tree.source_offsets is None
+            else tree.source_offsets
+            for tree in trees
+        ]
     )
 
 
@@ -104,6 +119,9 @@ def unbatch(forest: SignalTree) -> list[SignalTree]:
                 key_names=forest.key_names,
                 modality_names=forest.modality_names,
                 tree_rows=(0, row_end - row_begin),
+                source_offsets=None
+                if forest.source_offsets is None
+                else forest.source_offsets[row_begin:row_end],
             )
         )
         begin += size
@@ -157,6 +175,7 @@ def _of_nodes(tree: SignalTree, nodes: Tensor, parent: Tensor, places: Tensor) -
         key_names=tree.key_names,
         modality_names=tree.modality_names,
         tree_rows=tree.tree_rows,
+        source_offsets=tree.source_offsets,
     )
 
 

@@ -82,8 +82,8 @@ def _plain(value: Any, arrays: str | None, path: str | list[str]) -> Any:
     """The value, an array as `arrays` says; what could be a leaf or a family is refused."""
     if isinstance(value, Iterator):
         raise TypeError(
-            f"{''.join(path)} is an iterator ({type(value).__name__}), which can be read only once; "
-            "pass list(...) of it"
+            f"{''.join(path)} is an iterator ({type(value).__name__}), which can be read "
+            "only once; pass list(...) of it"
         )
     if not is_array(value) or arrays == "leaf":
         return value

@@ -69,6 +69,7 @@ def _record(record: Mapping[str, Any], modalities: Mapping[str, str], where: str
         key_names=key_names,
         modality_names=forest.modality_names,
         tree_rows=(0, forest.num_rows),
+        source_offsets=forest.source_offsets,
     )
 
 

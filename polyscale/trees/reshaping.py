@@ -1,5 +1,7 @@
 """Other shapes over the same leaves: one family, or families become leaves."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ def flatten(tree: SignalTree) -> SignalTree:
         modality=tree.modality[nodes],
         modality_names=tree.modality_names,
         tree_rows=tree.tree_rows,
+        source_offsets=tree.source_offsets,
     )
 
 
@@ -70,4 +73,19 @@ def pool_leaves(tree: SignalTree) -> tuple[SignalTree, Tensor]:
     above = tree.parent[node]
     merged = (above >= 0) & becomes_leaf[above.clamp(min=0)]
     row_of_row = new_row[torch.where(merged, above, node)]
-    return smaller, torch.where(tree.row_node >= 0, row_of_row, -1)
+    row_of_row = torch.where(tree.row_node >= 0, row_of_row, -1)
+    if tree.source_offsets is not None:
+        offsets = _merged_offsets(tree.source_offsets, row_of_row, smaller.num_rows)
+        smaller = replace(smaller, source_offsets=offsets)
+    return smaller, row_of_row
+
+
+def _merged_offsets(offsets: Tensor, row_of_row: Tensor, num_rows: int) -> Tensor:
+    """From the first character to the last one of the rows that become one: [num_rows, 2]."""
+    placed = (row_of_row >= 0) & (offsets[:, 0] >= 0)
+    target = row_of_row[placed]
+    begin = torch.full((num_rows,), -1, device=offsets.device)
+    end = begin.clone()
+    begin.index_reduce_(0, target, offsets[placed, 0], "amin", include_self=False)
+    end.index_reduce_(0, target, offsets[placed, 1], "amax", include_self=False)
+    return torch.stack([begin, end], dim=1)

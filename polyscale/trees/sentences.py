@@ -25,14 +25,32 @@ SELDOM = frozenset(_SELDOM.split())
 NUMBERED = frozenset(_NUMBERED.split())
 STARTERS = frozenset(_STARTERS.split())
 
+# Marks that end a sentence whatever follows, from the property Sentence_Terminal of Unicode (UAX
+# 29, STerm): those of scripts that use no full stop, question mark or exclamation mark of ours.
+TERMINATORS = (
+    r"\u037e\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965"
+    r"\u104a\u104b\u1362\u1367\u1368\u166e\u1735\u1736\u17d4\u17d5\u1803\u1809\u1944\u1945"
+    r"\u1aa8-\u1aab\u1b5a\u1b5b\u1b5e\u1b5f\u1b7d\u1b7e\u1c3b\u1c3c\u1c7e\u1c7f"
+    r"\u203c\u203d\u2047-\u2049\u2cf9-\u2cfb\u2e2e\u2e3c\u2e53\u2e54\u3002\ua4ff\ua60e\ua60f"
+    r"\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb"
+    r"\ufe12\ufe15\ufe16\ufe52\ufe56\ufe57\uff01\uff0e\uff1f\uff61"
+    r"\U00010a56\U00010a57\U00011047\U00011048\U000110be-\U000110c1\U00011141-\U00011143"
+    r"\U000111c5\U000111c6\U00011238\U00011239\U0001123b\U0001123c\U0001144b\U0001144c"
+    r"\U000115c2\U000115c3\U00011641\U00011642\U0001173c-\U0001173e\U00016a6e\U00016a6f"
+)
 # Curly quotes and full-width marks are escaped, because they are easily confused.
 CLOSING = r"\"'\u201d\u2019\u00bb)\]"
+# Brackets and quotes of any script that close, among them those of Chinese and Japanese.
+WIDE_CLOSING = (
+    CLOSING + r"}\u203a\u3009\u300b\u300d\u300f\u3011\u3015\u3017\u3019\u301b\u301e\u301f"
+    r"\ufd3e\uff02\uff07\uff09\uff3d\uff5d\uff60\uff63"
+)
 OPENING = r"\"'\u201c\u2018\u00ab(\["
 PARAGRAPH_BREAK = re.compile(r"(?:<br\s*/?>\s*){2,}|\n\s*\n\s*|\u2029\s*", re.IGNORECASE)
 CANDIDATE = re.compile(
     # A mark is matched from its first character only, or long runs would take quadratic time.
     rf"(?P<mark>(?<![.!?\u2026])[.!?\u2026]+)(?P<close>[{CLOSING}]*)(?P<gap>(?:\s|<br\s*/?>)+)"
-    r"|(?P<wide>[\u3002\uff01\uff1f]+[\u300d\u300f\u201d\u2019\uff09]*\s*)"
+    rf"|(?P<wide>(?<![{TERMINATORS}])[{TERMINATORS}][{TERMINATORS}.!?\u2026]*[{WIDE_CLOSING}]*\s*)"
     r"|(?P<line>(?:<br\s*/?>\s*)+)",
     re.IGNORECASE,
 )
@@ -57,6 +75,8 @@ def split_paragraphs(text: str) -> list[tuple[int, int]]:
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """Return the (start, end) of each sentence of a paragraph; together they cover it.
+
+    The sentence ends of all scripts count, with the quotes and brackets that close after them.
 
     Full stops of abbreviations, initials, decimals and numbered lines end no sentence, nor do
     ellipses and quoted questions followed by lower case; a <br /> always does.

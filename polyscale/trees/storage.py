@@ -18,6 +18,7 @@ FORMAT = "polyscale.SignalTree"
 VERSION = 1
 # All else follows from these and is computed anew on loading.
 TENSORS = ("parent", "leaf_row", "domain", "position", "key", "modality")
+OFFSETS = "source_offsets"  # only of trees that have them
 SUFFIXES = (".json", ".safetensors")
 # Rows without a leaf are padding, of which a file of a few bytes can declare any number. It may be
 # this many for each byte of the file, and as many as are harmless in any case.
@@ -36,7 +37,8 @@ def save(tree: SignalTree, path: str | os.PathLike[str]) -> None:
         "key_names": list(tree.key_names),
         "modality_names": list(tree.modality_names),
     }
-    tensors = {name: getattr(tree, name).cpu().contiguous() for name in TENSORS}
+    names = TENSORS if tree.source_offsets is None else (*TENSORS, OFFSETS)
+    tensors = {name: getattr(tree, name).cpu().contiguous() for name in names}
     if path.suffix == ".json":
         lists = {name: tensor.tolist() for name, tensor in tensors.items()}
         data = json.dumps({**header, **lists}).encode()
@@ -74,22 +76,27 @@ def _read_json(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError("the JSON is nested too deeply") from error
     _check_header(header)
     tensors = {}
-    for name in TENSORS:
+    for name in _stored(header):
         values = header.get(name)
         if not isinstance(values, list) or not values:
             raise ValueError(f"{name} is missing, or not a list of whole numbers")
         # Whole numbers of any size are valid JSON; a tensor of them is not.
-        flat = values if name != "position" else [one for pair in values for one in _pair(pair)]
+        pairs = name in ("position", OFFSETS)
+        flat = [one for pair in values for one in _pair(name, pair)] if pairs else values
         if {type(value) for value in flat} != {int} or max(flat) >= 2**63 or min(flat) < -(2**63):
             raise ValueError(f"{name} is not a list of whole numbers")
         tensor = torch.tensor(flat, dtype=torch.int64)
-        tensors[name] = tensor.reshape(-1, 2) if name == "position" else tensor
+        tensors[name] = tensor.reshape(-1, 2) if pairs else tensor
     return header, tensors
 
 
-def _pair(value: Any) -> list[Any]:
+def _stored(found: Any) -> tuple[str, ...]:
+    return (*TENSORS, OFFSETS) if OFFSETS in found else TENSORS
+
+
+def _pair(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"position must hold pairs, got {value!r}")
+        raise ValueError(f"{name} must hold pairs, got {value!r}")
     return value
 
 
@@ -105,7 +112,7 @@ def _read_safetensors(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     header = json.loads(metadata.get("tree", "null"))
     _check_header(header)
-    for name in TENSORS:
+    for name in _stored(tensors):
         if name not in tensors:
             raise ValueError(f"{name} is missing")
         if tensors[name].dtype != torch.int64:
@@ -161,6 +168,7 @@ def _restore(header: dict[str, Any], tensors: dict[str, Tensor]) -> SignalTree:
         key_names=tuple(header["key_names"]),
         modality_names=tuple(header["modality_names"]),
         tree_rows=tree_rows,
+        source_offsets=tensors.get(OFFSETS),
     )
     tree.validate()
     return tree

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyscale.trees.assembly import assemble
 from polyscale.trees.checks import DOMAINS
+from polyscale.trees.families import split_families
 from polyscale.trees.sentences import split_paragraphs, split_sentences
 from polyscale.trees.structure import index_in_family
 from polyscale.trees.tree import SignalTree
@@ -20,6 +21,7 @@ def from_text(
     tokenizer: Any,
     encoding: Any,
     split: SplitSentences | None,
+    max_family: int | None,
     modality: str,
 ) -> SignalTree:
     """See `SignalTree.from_text`."""
@@ -45,7 +47,9 @@ def from_text(
     first_character = _skip_space(text, spans[rows])
     sentence = (torch.searchsorted(starts, first_character, right=True) - 1).clamp(min=0)
     paragraph = paragraph_of_sentence[sentence]
-    return _build(rows, special[rows], sentence, paragraph, len(live), modality)
+    offsets = spans.masked_fill((special | ~live)[:, None], -1)  # [N, 2]
+    tree = _build(rows, special[rows], sentence, paragraph, modality, offsets)
+    return split_families(tree, max_family)[0]
 
 
 def _build(
@@ -53,8 +57,8 @@ def _build(
     special: Tensor,
     sentence: Tensor,
     paragraph: Tensor,
-    num_rows: int,
     modality: str,
+    offsets: Tensor,
 ) -> SignalTree:
     """Group runs of tokens into sentences, and those into paragraphs, in the order of the rows."""
 
@@ -90,7 +94,8 @@ def _build(
         key=torch.full_like(parent, -1),
         modality=torch.where(is_leaf, 0, -1),
         modality_names=(modality,),
-        tree_rows=(0, num_rows),
+        tree_rows=(0, len(offsets)),
+        source_offsets=offsets,
     )
 
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from polyscale.trees import checks
+from polyscale.trees.from_documents import FromDocuments
 
 if TYPE_CHECKING:
     from polyscale.trees.diagnostics import TreeDiagnostics
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SignalTree:
+class SignalTree(FromDocuments):
     """A tree, or a forest of `num_trees` trees, over the rows of a data tensor.
 
     Nodes are numbered breadth-first: by depth, siblings side by side, families in the order of
@@ -48,6 +49,7 @@ class SignalTree:
     modality_names: tuple[str, ...]
     depth_offsets: tuple[int, ...]  # nodes of depth d are depth_offsets[d] : depth_offsets[d + 1]
     tree_rows: tuple[int, ...]  # rows of tree t are tree_rows[t] : tree_rows[t + 1]
+    source_offsets: Tensor | None = None  # [N, 2], characters of a row in its source; -1 for none
 
     @property
     def num_nodes(self) -> int:
@@ -139,9 +141,9 @@ class SignalTree:
 
         Anything else is one leaf, a string or a number too. Tensors and ndarrays are leaves with
         `arrays="leaf"`, families with `arrays="sequence"`, and refused otherwise; iterators always
-        are. Rows are numbered from left to right;
-        with `return_leaves` the leaves are returned in that order, ready to be embedded and stacked.
-        The members of a set are sorted, so that a set always gives the same rows.
+        are. Rows are numbered from left to right; with `return_leaves` the leaves are returned in
+        that order, ready to be embedded and stacked. The members of a set are sorted, so that a set
+        always gives the same rows.
 
         >>> tree, leaves = SignalTree.from_nested({"a": [1, 2], "b": 3}, return_leaves=True)
         >>> leaves, tree.key_names
@@ -176,6 +178,7 @@ class SignalTree:
         *,
         encoding: Any = None,
         split_sentences: Callable[[str], Iterable[tuple[int, int]]] | None = None,
+        max_family: int | None = 1024,
         modality: str = "default",
     ) -> SignalTree:
         """Build root, paragraphs, sentences and tokens; row i is token i of the tokenizer.
@@ -184,13 +187,14 @@ class SignalTree:
         are leaves directly under the root, and padding (attention mask 0) has a row but no leaf.
         Takes a fast Hugging Face tokenizer or a bytewise one, or the `encoding` of `text` that
         such a tokenizer has returned. `split_sentences` gives (start, end) for each sentence of
-        a paragraph.
+        a paragraph. Families of more than `max_family` members, such as a text without sentence
+        ends, are split into windows of 64, with a warning; None leaves them whole.
 
         >>> tree = SignalTree.from_text("One. Two.", tokenizer)  # doctest: +SKIP
         """
         from polyscale.trees import text as builder
 
-        return builder.from_text(text, tokenizer, encoding, split_sentences, modality)
+        return builder.from_text(text, tokenizer, encoding, split_sentences, max_family, modality)
 
     @classmethod
     def from_image(

@@ -71,10 +71,32 @@ def _check_tensors(tree: SignalTree) -> None:
             raise ValueError(f"{name} must have one dimension, got shape {list(tensor.shape)}")
     if tree.position.shape != (nodes, 2):
         raise ValueError(f"position must have shape [{nodes}, 2], got {list(tree.position.shape)}")
+    _check_offsets(tree)
     for name in ("tree_rows", "depth_offsets"):
         value = getattr(tree, name)
         if not isinstance(value, tuple) or len(value) < 2 or {type(v) for v in value} != {int}:
             raise TypeError(f"{name} must be a tuple of two or more int, got {_shown(value)}")
+
+
+def _check_offsets(tree: SignalTree) -> None:
+    offsets = tree.source_offsets
+    if offsets is None:
+        return
+    if not isinstance(offsets, Tensor) or offsets.dtype != torch.int64:
+        got = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
+        raise TypeError(f"source_offsets must be None or an int64 tensor, got {got}")
+    if offsets.shape != (tree.num_rows, 2):
+        raise ValueError(
+            f"source_offsets must have shape [{tree.num_rows}, 2], got {list(offsets.shape)}"
+        )
+    if offsets.device != tree.parent.device:
+        raise ValueError(f"source_offsets: is on {offsets.device}, parent on {tree.parent.device}")
+    row = first((offsets[:, 0] > offsets[:, 1]) | (offsets < -1).any(1))
+    if row is not None:
+        raise ValueError(
+            f"source_offsets of row {row} must be its first character and the end, or [-1, -1], "
+            f"got {offsets[row].tolist()}"
+        )
 
 
 def _check_numbering(tree: SignalTree) -> None:

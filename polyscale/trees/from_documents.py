@@ -1,0 +1,80 @@
+"""The constructors of SignalTree that read documents; polyscale.documents does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyscale.documents import Document
+    from polyscale.trees.tree import SignalTree
+
+
+class FromDocuments:
+    """Trees whose leaves know their places in a source, `source_offsets` [N, 2].
+
+    All take `drop_empty=True`, which leaves out what has no content, `max_family=1024`, above which
+    families are split into windows with a warning, and `max_leaves`. With `return_leaves` the
+    words, numbers and images of the rows are returned, too.
+    """
+
+    @classmethod
+    def from_html(cls, source: str, *, return_leaves: bool = False, **options: Any) -> Any:
+        """Build the tree of a page: title, sections by heading level, lists, tables, links, images.
+
+        >>> tree = SignalTree.from_html("<h1>Fish</h1><p>They swim.")  # doctest: +SKIP
+        """
+        from polyscale.documents import Reading, read_html
+
+        return _result(read_html(source, Reading(**options)), return_leaves)
+
+    @classmethod
+    def from_markdown(cls, source: str, *, return_leaves: bool = False, **options: Any) -> Any:
+        r"""Build the tree of a Markdown text, as `from_html` does of a page.
+
+        >>> tree = SignalTree.from_markdown("# Fish\n\nThey swim.")  # doctest: +SKIP
+        """
+        from polyscale.documents import Reading, read_markdown
+
+        return _result(read_markdown(source, Reading(**options)), return_leaves)
+
+    @classmethod
+    def from_json(cls, source: str, *, return_leaves: bool = False, **options: Any) -> Any:
+        """Build the tree of JSON: keyed objects, arrays, and the words of strings.
+
+        >>> tree = SignalTree.from_json('{"name": "old house"}')  # doctest: +SKIP
+        """
+        from polyscale.documents import Reading, read_json
+
+        return _result(read_json(source, Reading(**options)), return_leaves)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        return_leaves: bool = False,
+        **options: Any,
+    ) -> Any:
+        r"""Build the tree of a table: CSV, a list of dicts or rows, a dict of columns, a data frame.
+
+        >>> tree = SignalTree.from_table("name,price\nold house,3.5")  # doctest: +SKIP
+        """
+        from polyscale.documents import Reading, read_table
+
+        return _result(read_table(table, Reading(**options), columns=columns), return_leaves)
+
+    @classmethod
+    def from_python(cls, source: str, *, return_leaves: bool = False, **options: Any) -> Any:
+        """Build the tree of Python source: classes and functions, blocks, lines, tokens.
+
+        >>> tree = SignalTree.from_python("x = 1")  # doctest: +SKIP
+        """
+        from polyscale.documents import Reading, read_python
+
+        return _result(read_python(source, Reading(**options)), return_leaves)
+
+
+def _result(document: Document, return_leaves: bool) -> SignalTree | tuple[SignalTree, list[Any]]:
+    return (document.tree, document.values) if return_leaves else document.tree
