@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ class FromDocuments:
 
         >>> tree = SignalTree.from_html("<h1>Fish</h1><p>They swim.")  # doctest: +SKIP
         """
-        from polyscale.documents import Reading, read_html
-
-        return _result(read_html(source, Reading(**options)), return_leaves)
+        return _read("read_html", source, return_leaves, options)
 
     @classmethod
     def from_markdown(cls, source: str, *, return_leaves: bool = False, **options: Any) -> Any:
@@ -34,9 +33,7 @@ class FromDocuments:
 
         >>> tree = SignalTree.from_markdown("# Fish\n\nThey swim.")  # doctest: +SKIP
         """
-        from polyscale.documents import Reading, read_markdown
-
-        return _result(read_markdown(source, Reading(**options)), return_leaves)
+        return _read("read_markdown", source, return_leaves, options)
 
     @classmethod
     def from_json(cls, source: str, *, return_leaves: bool = False, **options: Any) -> Any:
@@ -44,9 +41,7 @@ class FromDocuments:
 
         >>> tree = SignalTree.from_json('{"name": "old house"}')  # doctest: +SKIP
         """
-        from polyscale.documents import Reading, read_json
-
-        return _result(read_json(source, Reading(**options)), return_leaves)
+        return _read("read_json", source, return_leaves, options)
 
     @classmethod
     def from_table(
@@ -57,13 +52,11 @@ class FromDocuments:
         return_leaves: bool = False,
         **options: Any,
     ) -> Any:
-        r"""Build the tree of a table: CSV, a list of dicts or rows, a dict of columns, a data frame.
+        r"""Build the tree of a table: CSV, dicts or rows in a list, columns in a dict, a data frame.
 
         >>> tree = SignalTree.from_table("name,price\nold house,3.5")  # doctest: +SKIP
         """
-        from polyscale.documents import Reading, read_table
-
-        return _result(read_table(table, Reading(**options), columns=columns), return_leaves)
+        return _read("read_table", table, return_leaves, options, columns=columns)
 
     @classmethod
     def from_python(cls, source: str, *, return_leaves: bool = False, **options: Any) -> Any:
@@ -71,10 +64,13 @@ class FromDocuments:
 
         >>> tree = SignalTree.from_python("x = 1")  # doctest: +SKIP
         """
-        from polyscale.documents import Reading, read_python
-
-        return _result(read_python(source, Reading(**options)), return_leaves)
+        return _read("read_python", source, return_leaves, options)
 
 
-def _result(document: Document, return_leaves: bool) -> SignalTree | tuple[SignalTree, list[Any]]:
+def _read(
+    reader: str, source: Any, return_leaves: bool, options: dict[str, Any], **more: Any
+) -> SignalTree | tuple[SignalTree, list[Any]]:
+    # By name: trees are below documents, and only the one who asks needs them.
+    documents: Any = import_module("polyscale.documents")
+    document: Document = getattr(documents, reader)(source, documents.Reading(**options), **more)
     return (document.tree, document.values) if return_leaves else document.tree
