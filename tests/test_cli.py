@@ -13,6 +13,7 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 import polyscale
+from polyscale import _checkout
 from polyscale.cli import make_app
 from reproduction import find_study
 
@@ -339,7 +340,7 @@ def test_tables_alone_are_written_from_finished_runs(tmp_path):
 
 @pytest.mark.parametrize("command", ["reproduce", "status", "bench"])
 def test_a_plain_install_says_that_a_checkout_is_needed(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(polyscale, "__file__", str(tmp_path / "polyscale" / "__init__.py"))
+    monkeypatch.setattr(_checkout, "__file__", str(tmp_path / "polyscale" / "_checkout.py"))
     finished = invoke(command, "hkt")
     assert finished.exit_code == 1
     assert "is not part of the installed package; clone the repository" in finished.stderr
