@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         HTEConfig,
         HTEForClassification,
         HTEModel,
+        HTEProcessor,
         byte_tokenizer,
         collate_trees,
     )
@@ -58,6 +59,7 @@ _LATER = {
         "HTEConfig",
         "HTEForClassification",
         "HTEModel",
+        "HTEProcessor",
         "byte_tokenizer",
         "collate_trees",
     ),
@@ -88,6 +90,7 @@ __all__ = [
     "HTEForClassification",
     "HTELayer",
     "HTEModel",
+    "HTEProcessor",
     "SignalTree",
     "byte_tokenizer",
     "collate_trees",
