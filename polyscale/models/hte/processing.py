@@ -45,7 +45,7 @@ def read_text(source: str, reading: Reading) -> Document:
     return builder.finish()
 
 
-READERS = {
+READERS: dict[str, Any] = {
     "html": read_html,
     "markdown": read_markdown,
     "json": read_json,
@@ -158,6 +158,13 @@ class HTEProcessor(ProcessorMixin):
             PIXELS: {"width": 3 * self.patch_size**2},
         }
         labels: dict[str, Any] = {"num_labels": 1}
+        if self.label_names is None and self.problem_type != "regression":
+            if "num_labels" not in options:
+                raise ValueError(
+                    "label_names must be known to make a classifier, got None; pass labels to "
+                    "from_documents, or num_labels here"
+                )
+            labels = {}
         if self.label_names is not None:
             labels = {
                 "id2label": dict(enumerate(self.label_names)),
