@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         HTEConfig,
         HTEForClassification,
         HTEModel,
+        HTEProcessor,
         byte_tokenizer,
         collate_trees,
     )
@@ -62,6 +63,7 @@ _LATER = {
         "HTEConfig",
         "HTEForClassification",
         "HTEModel",
+        "HTEProcessor",
         "byte_tokenizer",
         "collate_trees",
     ),
@@ -94,6 +96,7 @@ __all__ = [
     "HTEForClassification",
     "HTELayer",
     "HTEModel",
+    "HTEProcessor",
     "LevelCache",
     "LevelSettings",
     "LevelStore",

@@ -217,10 +217,7 @@ class DocumentBuilder:
         """Add the paragraphs of plain text to the node that is open."""
         whole = text.text
         for begin, end in split_paragraphs(whole):
-            part = Text()
-            if end > begin:
-                part.add(whole[begin:end], *text.place(begin, end))
-            self.block(part)
+            self.block(text.part(begin, end))
 
     # The tree
 

@@ -28,28 +28,9 @@ _IMAGE = re.compile(r"<img(?=[\s/>])", re.IGNORECASE)
 _PLACE = "data-polyscale-place"  # an attribute with the number of an image
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-SKIPPED = frozenset(
-    [
-        "script",
-        "style",
-        "template",
-        "noscript",
-        "iframe",
-        "noembed",
-        "noframes",
-        "xmp",
-        "svg",
-        "math",
-        "object",
-        "select",
-        "datalist",
-        "button",
-        "input",
-        "textarea",
-        "audio",
-        "video",
-        "canvas",
-    ]
+SKIPPED = re.compile(
+    "script|style|template|noscript|iframe|noembed|noframes|xmp|svg|math|object|select|datalist"
+    "|button|input|textarea|audio|video|canvas"
 )
 CONTAINERS = {
     "ul": "list",
@@ -65,37 +46,9 @@ CONTAINERS = {
     "th": "cell",
     "blockquote": "quote",
 }
-BLOCKS = frozenset(
-    [
-        "address",
-        "article",
-        "aside",
-        "body",
-        "caption",
-        "center",
-        "details",
-        "dialog",
-        "div",
-        "fieldset",
-        "figcaption",
-        "figure",
-        "footer",
-        "form",
-        "header",
-        "hgroup",
-        "hr",
-        "html",
-        "legend",
-        "main",
-        "nav",
-        "p",
-        "search",
-        "section",
-        "summary",
-        "tbody",
-        "tfoot",
-        "thead",
-    ]
+BLOCKS = re.compile(
+    "address|article|aside|body|caption|center|details|dialog|div|fieldset|figcaption|figure|footer"
+    "|form|header|hgroup|hr|html|legend|main|nav|p|search|section|summary|tbody|tfoot|thead"
 )
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 
@@ -183,7 +136,7 @@ class HTMLReader:
         tag = node.tag
         if tag == "-text":
             self._take(node.text_content or "")
-        elif tag in SKIPPED or tag is None:
+        elif tag is None or SKIPPED.fullmatch(tag):
             return False
         elif tag == "title":
             self._title(node)
@@ -194,7 +147,7 @@ class HTMLReader:
             self._image(node.attributes)
         elif tag == "a":
             self.text.open_link()
-        elif tag in HEADINGS or tag in BLOCKS:
+        elif tag in HEADINGS or BLOCKS.fullmatch(tag):
             self._flush()
         elif tag == "pre":
             self._flush()
@@ -222,7 +175,7 @@ class HTMLReader:
         elif tag == "pre":
             self._flush()
             self.code = max(0, self.code - 1)
-        elif tag in BLOCKS:
+        elif BLOCKS.fullmatch(tag):
             self._flush()
         elif tag in CONTAINERS:
             self._flush()

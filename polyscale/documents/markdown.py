@@ -20,6 +20,7 @@ CONTAINERS = {
     "th": "cell",
     "td": "cell",
 }
+MAX_NESTING = 100  # the parser recurses
 
 
 def read_markdown(source: str, reading: Reading | None = None) -> Document:
@@ -48,6 +49,11 @@ class _MarkdownReader:
 
     def read(self) -> None:
         for token in _parser().parse(self.source):
+            if token.nesting == 1 and token.level >= MAX_NESTING - 1:
+                raise ValueError(
+                    f"source must nest quotes and lists at most {MAX_NESTING} deep: the parser "
+                    f"leaves out what is deeper, from line {token.map[0] + 1} on"
+                )
             kind, _, way = token.type.rpartition("_")
             if kind in CONTAINERS and way == "open":
                 self._open(kind, token)
@@ -205,7 +211,7 @@ def _parser() -> Any:
     markdown_it: Any = require("markdown_it", "documents", "reading Markdown")
     from markdown_it import rules_inline as rules
 
-    parser = markdown_it.MarkdownIt("commonmark").enable("table")
+    parser = markdown_it.MarkdownIt("commonmark", {"maxNesting": MAX_NESTING}).enable("table")
     # They join pieces of text that stand at different places.
     parser.disable(["fragments_join", "text_join"], True)
     parser.inline.ruler.at("text", _text)

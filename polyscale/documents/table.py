@@ -68,7 +68,15 @@ def _add(builder: DocumentBuilder, value: Any, begin: int, end: int) -> None:
         builder.leaf("number", float(content), begin, end, NUMBER)
         return
     text = Text()
-    text.add(content, begin, end)
+    if end - begin > len(content):  # a quote in a cell in quotes is doubled
+        for number, part in enumerate(content.split('"')):
+            if number:
+                text.add('"', begin, begin + 2)
+                begin += 2
+            text.add(part, begin, begin + len(part))
+            begin += len(part)
+    else:
+        text.add(content, begin, end)
     builder.prose(text)
 
 

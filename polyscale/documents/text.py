@@ -73,6 +73,21 @@ class Text:
     def in_link(self) -> bool:
         return self._link_begin >= 0
 
+    def part(self, begin: int, end: int) -> "Text":
+        """Return the characters [begin, end) with their places, without links and images."""
+        part, at = Text(), begin
+        while at < end:
+            piece = bisect_right(self._starts, at) - 1
+            following = self._starts[piece + 1] if piece + 1 < len(self._starts) else self._length
+            stop = min(following, end)
+            first, last = self._places[piece]
+            start = self._starts[piece]
+            if following - start == last - first:
+                first, last = first + at - start, first + stop - start
+            part.add(self.text[at:stop], first, last)
+            at = stop
+        return part
+
     def place(self, begin: int, end: int) -> tuple[int, int]:
         """Return where the characters [begin, end) of the text stand in the source."""
         first, last = self._place_of(begin), self._place_of(end - 1)

@@ -30,8 +30,8 @@ def split_words(text: str) -> Iterable[tuple[int, int, str]]:
 def _pattern() -> re.Pattern[str]:
     # Vowel signs of Indic scripts are marks, which \w does not match.
     marks = _ranges_of_marks()
-    letter = rf"(?:[^\W_{_UNSPACED}]|[{marks}])"
-    return re.compile(rf"[{_UNSPACED}][{marks}]*|{letter}+(?:['\u2019]{letter}+)*")
+    letters = rf"(?:[^\W_{_UNSPACED}]+|[{marks}]+)+"
+    return re.compile(rf"[{_UNSPACED}][{marks}]*|{letters}(?:['\u2019]{letters})*")
 
 
 def _ranges_of_marks() -> str:

@@ -16,6 +16,7 @@ from polyscale.models.hsa.modeling import HSAForCausalLM, HSAModel  # noqa: E402
 from polyscale.models.hte.collation import collate_trees  # noqa: E402
 from polyscale.models.hte.configuration import HTEConfig  # noqa: E402
 from polyscale.models.hte.modeling import HTEForClassification, HTEModel  # noqa: E402
+from polyscale.models.hte.processing import HTEProcessor  # noqa: E402
 from polyscale.models.tokenizers import byte_tokenizer, word_tokenizer  # noqa: E402
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "HTEConfig",
     "HTEForClassification",
     "HTEModel",
+    "HTEProcessor",
     "byte_tokenizer",
     "collate_trees",
     "word_tokenizer",

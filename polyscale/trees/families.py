@@ -29,7 +29,7 @@ def split_families(
     ...     warnings.simplefilter("ignore")
     ...     split, node_before = split_families(tree, 50)
     >>> split.leaf_count.tolist()[:3], node_before.tolist()[:4]
-    ([100, 64, 36], [0, -1, -1, 1])
+    ([100, 50, 50], [0, -1, -1, 1])
     """
     node_before = torch.arange(tree.num_nodes, device=tree.device)
     if max_family is None:

@@ -52,7 +52,7 @@ class FromDocuments:
         return_leaves: bool = False,
         **options: Any,
     ) -> Any:
-        r"""Build the tree of a table: CSV, a list of dicts or rows, a dict of columns, a frame.
+        r"""Build the tree of a table: CSV, dicts or lists as rows, a dict of columns, a data frame.
 
         >>> tree = SignalTree.from_table("name,price\nold house,3.5")  # doctest: +SKIP
         """

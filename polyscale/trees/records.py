@@ -1,6 +1,7 @@
 """Trees from records: dicts of fields."""
 
 from collections.abc import Mapping, Sequence, Set
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from polyscale.trees.editing import batch
 from polyscale.trees.nested import from_nested, is_array
 from polyscale.trees.tree import SignalTree
 
+MISSPELT = 0.75  # names more alike than this are one name, misspelt
 EMPTY = "leave the field out of a record that does not have it"
 
 
@@ -76,10 +78,16 @@ def _record(record: Mapping[str, Any], modalities: Mapping[str, str], where: str
 def _check_modalities(
     records: Sequence[Mapping[str, Any]], modalities: Mapping[str, str] | None
 ) -> None:
-    fields = list(dict.fromkeys(name for record in records for name in record))
-    unknown = [name for name in modalities or {} if name not in fields]
-    if unknown:
-        raise ValueError(f"modalities must name fields of the records, {fields}, got {unknown}")
+    """Refuse misspelt names; records may lack fields, so a name unlike all of them is none."""
+    fields = dict.fromkeys(str(name) for record in records for name in record)
+    others = [name for name in fields if name not in (modalities or {})]
+    for name in modalities or {}:
+        meant = [] if name in fields else get_close_matches(str(name), others, 1, MISSPELT)
+        if meant:
+            raise ValueError(
+                f"modalities must name fields, got {name!r}; the records have {meant[0]!r}, for "
+                "which it names none"
+            )
 
 
 def _field(value: Any, name: str, modality: str | None, where: str) -> SignalTree:

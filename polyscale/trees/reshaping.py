@@ -86,6 +86,6 @@ def _merged_offsets(offsets: Tensor, row_of_row: Tensor, num_rows: int) -> Tenso
     target = row_of_row[placed]
     begin = torch.full((num_rows,), -1, device=offsets.device)
     end = begin.clone()
-    begin.index_reduce_(0, target, offsets[placed, 0], "amin", include_self=False)
-    end.index_reduce_(0, target, offsets[placed, 1], "amax", include_self=False)
+    begin.scatter_reduce_(0, target, offsets[placed, 0], "amin", include_self=False)
+    end.scatter_reduce_(0, target, offsets[placed, 1], "amax", include_self=False)
     return torch.stack([begin, end], dim=1)

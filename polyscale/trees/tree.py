@@ -240,7 +240,7 @@ class SignalTree(FromDocuments):
         A field is a SignalTree, nested data as in `from_nested`, where a string or a float is one
         leaf, or an integer, the number of its rows (a sequence). Its rows follow those of the field
         before. Its leaves have the modality that `modalities` names for it, otherwise the field's
-        own name.
+        own name; names much like a field's, but not its own, are refused.
 
         >>> record = {"title": 3, "photo": SignalTree.from_image(32, 32, 16)}
         >>> tree = SignalTree.from_records(record, modalities={"title": "text"})

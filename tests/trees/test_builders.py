@@ -336,6 +336,11 @@ def test_several_records_are_a_batch() -> None:
     assert forest.unbatch() == [SignalTree.from_records(record) for record in records]
 
 
+def test_a_record_may_lack_a_field_that_has_a_modality() -> None:
+    names = {"title": "text", "photo": "image"}
+    assert SignalTree.from_records({"title": 3}, modalities=names).modality_names == ("text",)
+
+
 def test_what_is_one_leaf_in_nested_data_is_one_in_a_record_and_an_integer_is_a_size() -> None:
     for value in ("hello world", 3.5, None, True):
         record, nested = {"title": value}, SignalTree.from_nested({"title": value})
@@ -354,7 +359,7 @@ def test_what_is_one_leaf_in_nested_data_is_one_in_a_record_and_an_integer_is_a_
         ({"a": []}, None, ValueError, r"records\['a'\] is an empty list; leave the field out"),
         ([{"a": 1}, {"a": [1, {}]}], None, ValueError, r"records\[1\]\['a'\]\[1\]: node 2 is an"),
         ({"a": np.zeros(3)}, None, TypeError, r"records\['a'\] is an array \(ndarray \[3\]\)"),
-        ({"a": 1}, {"b": "x"}, ValueError, r"modalities must name fields .* \['a'\], got \['b'\]"),
+        ({"title": 1}, {"titel": "x"}, ValueError, "got 'titel'; the records have 'title'"),
         ({"a": 1}, "x", TypeError, "modalities must be a dict .*, got 'x'"),
         ({1: 2}, None, TypeError, "names of the fields of records must be str, got 1"),
         ([1], None, TypeError, r"records\[0\] must be a dict, got int"),

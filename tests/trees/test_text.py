@@ -1,4 +1,7 @@
+# ruff: noqa: RUF001 - the marks of other scripts are meant
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,3 +266,69 @@ def test_long_texts_without_words_are_split_in_linear_time() -> None:
         split_sentences(part * 100_000)
         split_paragraphs(part * 100_000)
     assert time.perf_counter() - begin < 60
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["यह पहला है। ", "यह दूसरा है॥ ", "तीसरा"],
+        ["ما هذا؟ ", "هذا كتاب. ", "حسنا"],
+        ["یہ پہلا ہے۔ ", "یہ دوسرا ہے۔"],
+        ["Սա առաջինն է։ ", "Սա երկրորդն է։"],
+        ["ይህ ነው።", "ሌላ ነው። ", "ሦስት"],
+        ["这是一。", "“这是二！”", "（三？）", "四"],
+        ["これは一。", "「これは二！」", "三"],
+        ["នេះ។ ", "នោះ។"],
+        ["ဒါ။ ", "ဟို။"],
+        ["سؤال؟! ", "جواب۔"],
+    ],
+)
+def test_the_sentence_ends_of_every_script_count(sentences: list[str]) -> None:
+    text = "".join(sentences)
+    assert [text[begin:end] for begin, end in split_sentences(text)] == sentences
+
+
+def test_two_thousand_hindi_sentences_are_no_single_family() -> None:
+    tree = SignalTree.from_text("यह है। " * 2000, ByT5Tokenizer(), max_family=None)
+    assert sum(1 for depth in tree.depth.tolist() if depth == 2) == 2000
+
+
+def test_a_text_without_sentence_ends_is_split_into_windows_with_a_warning() -> None:
+    text = "word " * 1000
+    with pytest.warns(UserWarning, match="a family of 5,000 members is split into windows of 64"):
+        tree = SignalTree.from_text(text, ByT5Tokenizer())
+    tree.validate()
+    assert int(tree.child_count.max()) <= 1024
+    whole = SignalTree.from_text(text, ByT5Tokenizer(), max_family=None)
+    assert int(whole.child_count.max()) == 5000
+    assert tree.leaf_row[tree.leaf_order].equal(whole.leaf_row[whole.leaf_order])
+
+
+def test_tokens_know_their_places_in_the_text_whatever_becomes_of_the_tree(tmp_path: Path) -> None:
+    tree = SignalTree.from_text(TEXT, ByT5Tokenizer())
+    offsets = tree.source_offsets
+    assert offsets is not None
+    assert TEXT[int(offsets[1, 0]) : int(offsets[1, 1])] == "é"
+    assert offsets[-1].tolist() == [-1, -1]  # the special token
+    plain = SignalTree.from_windows(3)
+    forest = SignalTree.batch([tree, plain])
+    assert forest.source_offsets is not None
+    assert (forest.source_offsets[-3:] == -1).all()
+    again = forest.unbatch()[0].source_offsets
+    assert again is not None
+    assert again.equal(offsets)
+    keep = torch.arange(tree.num_rows) > 2
+    for same in (tree.prune(keep), tree.collapse(), tree.flatten(), tree.with_modality("x")):
+        assert same.source_offsets is not None
+        assert same.source_offsets.equal(offsets)
+    smaller, _ = tree.pool_leaves()
+    assert smaller.source_offsets is not None
+    begin, end = smaller.source_offsets[0].tolist()
+    assert TEXT[begin:end] == "Héllo there. "
+    for suffix in (".json", ".safetensors"):
+        tree.save(tmp_path / f"tree{suffix}")
+        loaded = SignalTree.load(tmp_path / f"tree{suffix}").source_offsets
+        assert loaded is not None
+        assert loaded.equal(offsets)
+    with pytest.raises(ValueError, match=r"source_offsets of row 0 must be .* got \[5, 2\]"):
+        replace(plain, source_offsets=torch.tensor([[5, 2], [0, 1], [1, 2]])).validate()

@@ -72,3 +72,25 @@ def _of_leaves(name: str, values: Tensor, rows: dict[str, Tensor], tree: SignalT
         f"inputs[{name!r}] must have one for each of the {rows[name].numel()} leaves of that "
         f"modality in the tree{padding}, got {values.shape[0]}"
     )
+
+
+def prune_inputs(
+    inputs: Mapping[str, Tensor], tree: SignalTree, keep: Tensor
+) -> tuple[dict[str, Tensor], SignalTree]:
+    """Return the inputs and the tree of the rows that `keep` [N] keeps.
+
+    `tree.prune` alone forgets which modality the rows had that it leaves out.
+
+    >>> tree = SignalTree.from_records({"word": 2, "tag": 1})
+    >>> inputs = {"word": torch.tensor([5, 6]), "tag": torch.tensor([7])}
+    >>> inputs, tree = prune_inputs(inputs, tree, torch.tensor([True, False, True]))
+    >>> inputs["word"].tolist(), inputs["tag"].tolist(), tree.num_leaves
+    ([5], [7], 2)
+    """
+    pruned = tree.prune(keep)
+    left = {}
+    for name, (rows, values) in read_inputs(inputs, tree).items():
+        kept = keep.to(rows.device)[rows]
+        if kept.any():
+            left[name] = values[kept.to(values.device)]
+    return left, pruned

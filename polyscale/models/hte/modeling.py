@@ -20,6 +20,7 @@ from polyscale.layers.hsa_pooling import global_mean, pool_into_parents, tree_me
 from polyscale.layers.hsa_positions import DomainPositions
 from polyscale.models.base import PolyscaleModel
 from polyscale.models.hte.configuration import HTEConfig
+from polyscale.models.hte.documents import DocumentModel
 from polyscale.models.hte.inputs import Inputs, read_inputs
 from polyscale.trees import SignalTree
 from polyscale.trees.reshaping import nodes_left
@@ -174,7 +175,7 @@ class HTEModel(HTEPreTrainedModel):
                 )
 
 
-class HTEForClassification(HTEPreTrainedModel):
+class HTEForClassification(DocumentModel, HTEPreTrainedModel):
     """A class (or several, or a number) for each tree.
 
     Example:

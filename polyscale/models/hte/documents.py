@@ -1,0 +1,187 @@
+"""What HTEForClassification does with documents: predict, encode, explain."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+from polyscale.checks import check_choice, check_integer
+from polyscale.documents import Document
+from polyscale.models.hte.collation import collate_trees
+from polyscale.models.hte.explanation import Explanation, explain
+from polyscale.models.hte.processing import HTEProcessor
+from polyscale.trees import SignalTree
+
+LEVELS = ("document", "section", "paragraph", "sentence", "node")
+
+
+@dataclass(frozen=True, eq=False)
+class NodeVectors:
+    """Vectors of nodes of a document."""
+
+    document: Document
+    nodes: list[int]
+    vectors: Tensor  # [nodes, C]
+
+    @property
+    def texts(self) -> list[str]:
+        """The source of each node."""
+        return [self.document.text(node) for node in self.nodes]
+
+
+class DocumentModel(PreTrainedModel):
+    """A model that may have a processor, saved and loaded with it."""
+
+    processor: HTEProcessor | None = None
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load the model and, as `model.processor`, the processor saved with it, if any."""
+        model = super().from_pretrained(name, *args, **kwargs)
+        if name is None:
+            return model
+        where = {
+            key: kwargs[key]
+            for key in ("cache_dir", "revision", "token", "local_files_only", "subfolder")
+            if kwargs.get(key) is not None
+        }
+        found = cached_file(
+            name,
+            "processor_config.json",
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **where,
+        )
+        if found is not None:
+            loaded = model[0] if isinstance(model, tuple) else model
+            loaded.processor = HTEProcessor.from_pretrained(name, **where)
+        return model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save the model and its processor."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if self.processor is not None and kwargs.get("is_main_process", True):
+            self.processor.save_pretrained(os.fspath(save_directory))
+
+    def _processor(self) -> HTEProcessor:
+        if self.processor is None:
+            raise ValueError(
+                "processor must be set to read documents, got None; set model.processor = "
+                "HTEProcessor.from_documents(...) and save_pretrained keeps it"
+            )
+        return self.processor
+
+    @torch.no_grad()
+    def predict(self, documents: Any, *, batch_size: int = 8) -> list[dict[str, Any]]:
+        """Return the answer for each document.
+
+        One class: {"label", "score", "scores"}; several: {"labels", "scores"}, those above one
+        half; a number: {"value"}.
+        """
+        processor = self._processor()
+        if isinstance(documents, (str, os.PathLike, dict)):
+            return self.predict([documents], batch_size=batch_size)
+        check_integer("batch_size", batch_size, least=1)
+        documents, answers = list(documents), []
+        with _evaluating(self):
+            for begin in range(0, len(documents), batch_size):
+                batch = processor(documents[begin : begin + batch_size])
+                answers += [self._answer(row) for row in self(**batch).logits.float().cpu()]
+        return answers
+
+    def _answer(self, logits: Tensor) -> dict[str, Any]:
+        kind = self.config.problem_type
+        if kind == "regression" or (kind is None and len(logits) == 1):
+            values = logits.tolist()
+            return {"value": values[0] if len(values) == 1 else values}
+        names = [self.config.id2label[number] for number in range(len(logits))]
+        if kind == "multi_label_classification":
+            scores = dict(zip(names, logits.sigmoid().tolist(), strict=True))
+            return {"labels": [n for n, score in scores.items() if score > 0.5], "scores": scores}
+        scores = dict(zip(names, logits.softmax(0).tolist(), strict=True))
+        label = max(scores, key=scores.__getitem__)
+        return {"label": label, "score": scores[label], "scores": scores}
+
+    @torch.no_grad()
+    def encode(
+        self, documents: Any, level: str = "document", *, batch_size: int = 8
+    ) -> Tensor | list[NodeVectors]:
+        """Return a vector for each document [documents, C], or for each node of a level.
+
+        One pass gives all of them: the vector of a node is the mean of its leaves' hidden states.
+        `level` is "document", "section", "paragraph", "sentence" or "node", for all.
+        """
+        check_choice("level", level, LEVELS)
+        check_integer("batch_size", batch_size, least=1)
+        if self.config.local_pooling:
+            raise ValueError("encode needs local_pooling=False: pooled leaves have no vectors")
+        processor = self._processor()
+        single = isinstance(documents, (str, os.PathLike, dict))
+        read = [processor.read(one) for one in ([documents] if single else documents)]
+        found = []
+        with _evaluating(self):
+            for begin in range(0, len(read), batch_size):
+                part = read[begin : begin + batch_size]
+                batch = collate_trees([processor.example_of(one) for one in part])
+                hidden = self.model(**batch).last_hidden_state
+                found += _of_documents(hidden, batch["tree"], part, level)
+        if level == "document":
+            width = self.config.hidden_size
+            return torch.cat([one.vectors for one in found]) if found else torch.zeros(0, width)
+        return found
+
+    def explain(
+        self, document: Any, label: str | int | None = None, *, kinds: Any = None
+    ) -> Explanation:
+        """Return what every node adds to the answer, by leaving it out and by gradients.
+
+        Args:
+            document: a document or record, as `predict` takes.
+            label: whose logit is explained; the predicted one if None.
+            kinds: only nodes of these kinds, such as ("section", "sentence"); all if None.
+        """
+        with _evaluating(self):
+            return explain(self, self._processor(), document, label, kinds)
+
+
+class _evaluating:  # noqa: N801, a context manager
+    """Dropout off, and on again if it was."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.training = model, model.training
+
+    def __enter__(self) -> None:
+        self.model.eval()
+
+    def __exit__(self, *_: object) -> None:
+        self.model.train(self.training)
+
+
+def node_means(rows: Tensor, tree: SignalTree) -> Tensor:
+    """Return the mean of the rows under each node: [M, C]."""
+    tree = tree.to(rows.device)
+    in_order = rows[tree.leaf_row[tree.leaf_order]].double()
+    before = torch.cat([in_order.new_zeros(1, rows.shape[1]), in_order.cumsum(0)])
+    total = before[tree.leaf_begin + tree.leaf_count] - before[tree.leaf_begin]
+    return (total / tree.leaf_count[:, None]).to(rows.dtype)
+
+
+def _of_documents(
+    hidden: Tensor, forest: SignalTree, documents: list[Document], level: str
+) -> list[NodeVectors]:
+    means = node_means(hidden, forest).cpu()
+    # The nodes of a forest are those of its trees, sorted by depth.
+    order = torch.argsort(torch.cat([one.tree.depth for one in documents]), stable=True)
+    by_document = torch.empty_like(means)
+    by_document[order] = means
+    found, begin = [], 0
+    for one in documents:
+        nodes = list(range(one.tree.num_nodes)) if level == "node" else one.nodes(level)
+        vectors = by_document[begin : begin + one.tree.num_nodes][torch.tensor(nodes).long()]
+        found.append(NodeVectors(one, nodes, vectors))
+        begin += one.tree.num_nodes
+    return found
