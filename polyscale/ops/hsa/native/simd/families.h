@@ -9,6 +9,8 @@ struct Group {
     alignas(64) int32_t first[WIDTH], sizes[WIDTH], own[WIDTH], above[WIDTH];
 
     bool packed() const { return family < 0; }
+    // Whether no later group has lanes of its families.
+    bool last() const { return packed() || lane0 + lanes == family + size; }
     bool stored() const { return columns <= STORED; }
     // Vectors that are kept of it.
     int64_t kept() const { return stored() ? columns : 1; }
@@ -122,26 +124,26 @@ INLINE Vector gather_lanes(const float* from, const int32_t* at) {
 }
 
 // The rows of a group's lanes; lanes without a node repeat the first.
-INLINE void lane_rows(const Group& g, const float* rows, int64_t width, const float** to) {
-    for (int64_t l = 0; l < WIDTH; l++) to[l] = rows + (g.lane0 + (l < g.lanes ? l : 0)) * width;
+INLINE void lane_rows(const Group& g, const Rows& rows, const float** to) {
+    for (int64_t l = 0; l < WIDTH; l++) to[l] = rows[g.lane0 + (l < g.lanes ? l : 0)];
 }
 
 // x[c - low][lane] = (or +=) the product of the lane's row in `a` and its family's row c in `b`.
 template <bool FRESH>
-static void family_products(const Group& g, const float* a, const float* b, int64_t width,
+static void family_products(const Group& g, const Rows& a, const Rows& b, int64_t width,
                             int64_t low, int64_t high, float* turned, float* x) {
     const float* lanes[WIDTH];
-    lane_rows(g, a, width, lanes);
+    lane_rows(g, a, lanes);
     if (!g.packed()) {
         transpose(lanes, width, turned);
-        multiply_rows<false, FRESH>(high - low, width, b + (g.family + low) * width, width, turned,
-                                    WIDTH, x, WIDTH, WIDTH);
+        multiply_rows<false, FRESH>(high - low, width, b[g.family + low], b.pitch, turned, WIDTH,
+                                    x, WIDTH, WIDTH);
         return;
     }
     for (int64_t c = low; c < high; c++) {
         const float* other[WIDTH];
         for (int l = 0; l < WIDTH; l++)
-            other[l] = b + (g.first[l] + least(c, g.sizes[l] - 1)) * width;
+            other[l] = b[g.first[l] + least(c, g.sizes[l] - 1)];
         const Vector found = lane_products(lanes, other, width);
         float* to = x + (c - low) * WIDTH;
         store(to, FRESH ? found : load(to) + found);
@@ -151,53 +153,57 @@ static void family_products(const Group& g, const float* a, const float* b, int6
 // Rows of small families, one for each lane: the sum over its family of `rows` times x[k][lane], or
 // if TURNED times x[own][lane of k].
 template <bool TURNED, int C>
-INLINE void mix_columns(const Group& g, const float* x, const float* rows, int64_t width,
+INLINE void mix_columns(const Group& g, const float* x, const Rows& rows, int64_t d, int64_t width,
                         float* to) {
     for (int64_t l = 0; l < g.lanes; l++) {
         const int64_t own = g.own[l], step = TURNED ? 1 : WIDTH;
         const float* weight = TURNED ? x + own * WIDTH + l - own : x + l;
-        const float* row = rows + g.first[l] * width;
+        const float* row = rows[g.first[l]] + d;
         Vector sum[C];
         UNROLL for (int c = 0; c < C; c++) sum[c] = Vector{};
 #pragma GCC unroll 1
         for (int64_t k = 0; k < g.sizes[l]; k++) {
             const Vector factor = splat(weight[k * step]);
             UNROLL for (int c = 0; c < C; c++)
-                sum[c] = factor * load(row + k * width + c * WIDTH) + sum[c];
+                sum[c] = factor * load(row + k * rows.pitch + c * WIDTH) + sum[c];
         }
-        UNROLL for (int c = 0; c < C; c++) store(to + l * width + c * WIDTH, sum[c]);
+        UNROLL for (int c = 0; c < C; c++) store(to + l * width + d + c * WIDTH, sum[c]);
     }
 }
 
 template <bool TURNED>
-static void mix_small(const Group& g, const float* x, const float* rows, int64_t width, float* to) {
+static void mix_small(const Group& g, const float* x, const Rows& rows, int64_t width, float* to) {
     int64_t d = 0;
     for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
-        mix_columns<TURNED, 4>(g, x, rows + d, width, to + d);
-    for (; d < width; d += WIDTH) mix_columns<TURNED, 1>(g, x, rows + d, width, to + d);
+        mix_columns<TURNED, 4>(g, x, rows, d, width, to);
+    for (; d < width; d += WIDTH) mix_columns<TURNED, 1>(g, x, rows, d, width, to);
 }
 
 // to[lane] = sum_c x[c - low][lane] rows[c], for the lanes of a group; columns of a large family
 // that begin later add to what is there.
-static void mix_rows(const Group& g, const float* x, const float* rows, int64_t width, int64_t low,
+static void mix_rows(const Group& g, const float* x, const Rows& rows, int64_t width, int64_t low,
                      int64_t high, float* to) {
     if (g.packed()) return mix_small<false>(g, x, rows, width, to);
-    const float* from = rows + (g.family + low) * width;
+    const float* from = rows[g.family + low];
     if (low == 0)
-        multiply_rows<true, true>(g.lanes, high - low, x, WIDTH, from, width, to, width, width);
+        multiply_rows<true, true>(g.lanes, high - low, x, WIDTH, from, rows.pitch, to, width,
+                                  width);
     else
-        multiply_rows<true, false>(g.lanes, high - low, x, WIDTH, from, width, to, width, width);
+        multiply_rows<true, false>(g.lanes, high - low, x, WIDTH, from, rows.pitch, to, width,
+                                   width);
 }
 
 // rows[c] = sum over lanes of x[c - low][lane] from[lane], where `rows` are those of the families;
 // lanes of a large family that come later add to what is there.
-static void mix_turned(const Group& g, const float* x, const float* from, int64_t width,
+static void mix_turned(const Group& g, const float* x, const Rows& from, int64_t width,
                        int64_t low, int64_t high, float* rows) {
     if (g.packed()) return mix_small<true>(g, x, from, width, rows + g.lane0 * width);
-    const float* lanes = from + g.lane0 * width;
+    const float* lanes = from[g.lane0];
     float* to = rows + (g.family + low) * width;
     if (g.lane0 == g.family)
-        multiply_rows<false, true>(high - low, g.lanes, x, WIDTH, lanes, width, to, width, width);
+        multiply_rows<false, true>(high - low, g.lanes, x, WIDTH, lanes, from.pitch, to, width,
+                                   width);
     else
-        multiply_rows<false, false>(high - low, g.lanes, x, WIDTH, lanes, width, to, width, width);
+        multiply_rows<false, false>(high - low, g.lanes, x, WIDTH, lanes, from.pitch, to, width,
+                                    width);
 }

@@ -1,5 +1,12 @@
 // Rows in memory: read, written, transposed, multiplied.
 
+// Rows at equal distances, of a piece's nodes.
+struct Rows {
+    const float* data;
+    int64_t pitch;
+    const float* operator[](int64_t node) const { return data + node * pitch; }
+};
+
 INLINE int64_t padded(int64_t width) { return round_up(width, WIDTH); }
 
 INLINE const char* row_of(const Problem& p, const Tensor& t, int64_t batch, int64_t head,
