@@ -45,7 +45,7 @@ static void family_logits(const Context& c, const View& v, const Nodes& n, const
         v.top ? Integers{} : (Integers)(load_integers(v.at.count + g.lane0) == Integers{});
     const Integers keeps = c.p.include_self ? leaf : Integers{};
     const Vector inside = choose(leaf, splat(-INFINITE), load(n.inside + g.lane0));
-    const bool places = c.s.places != 0;
+    const bool places = c.s.places != 0, ones = g.lane0 >= n.in_place;  // leaves, none ignored
     float* position = my.others;
     for (int64_t tile = low; tile < high; tile += STORED) {
         const int64_t end = least(high, tile + STORED);
@@ -56,7 +56,8 @@ static void family_logits(const Context& c, const View& v, const Nodes& n, const
             const Integers at = Integers{} + (int32_t)column;
             const Integers is_own = at == own;
             float* to = x + (column - low) * WIDTH;
-            const Vector count = g.packed()
+            const Vector count = ones ? Vector{}
+                                 : g.packed()
                                      ? gather(n.log_leaves, first + least_of(at, sizes - 1))
                                      : splat(n.log_leaves[g.family + column]);
             Vector score = scale * load(to) + count;
@@ -236,6 +237,30 @@ static void small_down(const Context& c, const View& v, Nodes* n, const Group& g
     }
 }
 
+// The same for families of one size whose lanes are all inner nodes, or all leaves in place.
+static void equal_down(const Context& c, const View& v, Nodes* n, const Group& g, float* weights) {
+    const int64_t width = c.s.value_width, size = g.equal;
+    const Rows values = n->values(g.lane0);
+    float* to = n->outer + g.lane0 * width;
+    int64_t to_pitch = width;
+    if (!g.inner) {
+        to = (float*)row_of(c.p, c.p.output, c.batch, c.head, v.at.row[g.lane0]);
+        to_pitch = c.p.output.row;
+        const int64_t ahead = least(g.lanes, v.nodes - g.lane0 - g.lanes);
+        for (int64_t l = 0; l < ahead; l++)
+            fetch_row_to_write(to + (g.lanes + l) * to_pitch, width * 4);
+    }
+    for (int64_t l = 0; l < g.lanes; l += size) {
+        const int64_t above = g.above[l];
+        const float mass = n->mass[above];
+        if (g.inner)
+            for (int64_t i = 0; i < size; i++)
+                n->mass[g.lane0 + l + i] = mass * take_own(v, g, l + i, 0, size, weights);
+        mix_equal(size, weights + l, WIDTH, 1, splat(mass), {values[g.lane0 + l], values.pitch},
+                  n->outer + above * width, width, to + l * to_pitch, to_pitch);
+    }
+}
+
 static void large_down(const Context& c, const View& v, Nodes* n, const Group& g, float* kept,
                        const BlocksScratch& my) {
     const int64_t width = c.s.value_width;
@@ -264,7 +289,9 @@ static void blocks_down(const Context& c, const View& v, Nodes* n, const BlocksS
     const int64_t width = c.s.value_width;
     for (int64_t l = 0; l + 1 < v.levels; l++) {
         for_groups(v, l, [&](const Group& g) {
-            if (g.packed())
+            if (g.equal && (g.inner || g.lane0 >= n->in_place))
+                equal_down(c, v, n, g, kept);
+            else if (g.packed())
                 small_down(c, v, n, g, kept, my);
             else
                 large_down(c, v, n, g, kept, my);

@@ -224,11 +224,12 @@ static void count_leaves(const Context& c, const View& v, const Nodes& roots, No
 }
 
 // Children's rows into their parent's: means, or sums.
-template <bool SUM, int C>
+template <bool SUM, int C, int COUNT = 0>
 INLINE void pool_columns(const float* shares, int64_t count, const float* from, int64_t pitch,
                          float* to) {
     Vector sum[C];
     UNROLL for (int c = 0; c < C; c++) sum[c] = Vector{};
+    if (COUNT) count = COUNT;  // known when this is compiled
     for (int64_t k = 0; k < count; k++) {
         const Vector share = splat(SUM ? 1.0f : shares[k]);
         const float* row = from + k * pitch;
@@ -246,6 +247,10 @@ static void pool_parents(const View& v, const Nodes& n, int64_t parent, int64_t 
         if (!count) continue;
         const float* child = from[first];
         int64_t d = 0;
+        if (count == 2)
+            for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
+                pool_columns<SUM, 4, 2>(n.share + first, count, child + d, from.pitch,
+                                        rows + i * width + d);
         for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
             pool_columns<SUM, 4>(n.share + first, count, child + d, from.pitch,
                                  rows + i * width + d);
