@@ -79,7 +79,9 @@ def test_arrays_are_leaves_or_families_as_the_caller_says() -> None:
 def test_ranges_are_families_and_iterators_are_refused() -> None:
     assert SignalTree.from_nested(range(4)) == SignalTree.from_nested([0, 1, 2, 3])
     for iterator in ((i for i in range(3)), map(str, [1]), iter([1, 2])):
-        with pytest.raises(TypeError, match=r"nested\[0\] is an iterator .* pass list\(...\) of it"):
+        with pytest.raises(
+            TypeError, match=r"nested\[0\] is an iterator .* pass list\(...\) of it"
+        ):
             SignalTree.from_nested([iterator])
 
 
