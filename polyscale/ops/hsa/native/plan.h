@@ -10,6 +10,7 @@
 
 // A plan is read in whole vectors, up to SPARE numbers past what is meant.
 enum { CHUNK = 256, PART = 128, SPARE = 16, SEGMENTS = 16, STORED = 512, WIDTHS = 3 };
+enum { LEAVES_IN_ORDER = -1 };
 
 // Vectors of family weights that a piece keeps, for vectors of 4, 8 and 16 lanes.
 struct Kept {
@@ -48,7 +49,9 @@ struct Unit {
 // The nodes of a depth in a piece.
 struct Level {
     int32_t first;
-    int32_t uniform;  // how many children each of them has; 0 if they differ or there are leaves
+    // How many children each of them has; 0 if they differ or there are leaves; LEAVES_IN_ORDER if all
+    // are leaves and each carries the row after the one before.
+    int32_t uniform;
     Kept above;       // vectors that the families of the levels above keep
 };
 

@@ -37,30 +37,33 @@ static void family_logits(const Context& c, const View& v, const Nodes& n, const
                           int64_t low, int64_t high, const BlocksScratch& my, float* x) {
     const Integers first = load_integers(g.first), sizes = load_integers(g.sizes),
                    own = load_integers(g.own);
-    family_products<true>(g, n.query, n.key, c.s.width, low, high, my.turned, x);
+    family_products<true>(g, n.queries(g.lane0), n.keys(g.lane0), c.s.width, low, high, my.turned,
+                          x);
+    const Vector scale = splat((float)c.p.scale);
     // What a lane's own column holds: the product for a leaf that sees itself, else its inside.
     const Integers leaf =
         v.top ? Integers{} : (Integers)(load_integers(v.at.count + g.lane0) == Integers{});
     const Integers keeps = c.p.include_self ? leaf : Integers{};
     const Vector inside = choose(leaf, splat(-INFINITE), load(n.inside + g.lane0));
-    const bool places = c.s.places != 0;
+    const bool places = c.s.places != 0, ones = g.lane0 >= n.in_place;  // leaves, none ignored
     float* position = my.others;
     for (int64_t tile = low; tile < high; tile += STORED) {
         const int64_t end = least(high, tile + STORED);
         if (places)
-            family_products<true>(g, n.place_query, n.place_key, c.s.places, tile, end, my.turned,
-                                  position);
+            family_products<true>(g, {n.place_query, c.s.places}, {n.place_key, c.s.places},
+                                  c.s.places, tile, end, my.turned, position);
         for (int64_t column = tile; column < end; column++) {
             const Integers at = Integers{} + (int32_t)column;
             const Integers is_own = at == own;
             float* to = x + (column - low) * WIDTH;
-            const Vector count = g.packed()
+            const Vector count = ones ? Vector{}
+                                 : g.packed()
                                      ? gather(n.log_leaves, first + least_of(at, sizes - 1))
                                      : splat(n.log_leaves[g.family + column]);
-            Vector score = load(to);
+            Vector score = scale * load(to) + count;
             if (places)
                 score = score + (Vector)(~is_own & bits(load(position + (column - tile) * WIDTH)));
-            score = choose(is_own & ~keeps, inside, score + count);
+            score = choose(is_own & ~keeps, inside, score);
             store(to, choose(at < sizes, score, splat(-INFINITE)));
         }
     }
@@ -124,18 +127,43 @@ INLINE void start_insides(const View& v, int64_t level, Nodes* n) {
         if (v.at.count[i]) n->inside[i] = n->leaves[i] > 0.0f ? 0.0f : -INFINITE;
 }
 
+// What the next groups of leaves read.
+INLINE void fetch_group(const Context& c, const Nodes& n, const Group& g) {
+    if (g.lane0 < n.in_place) return;
+    const int64_t low = g.lane0, high = g.lane0 + g.lanes;
+    if (n.grad) {
+        fetch_leaves(n.query_leaves, low, high, c.s.width);
+        fetch_leaves(n.key_leaves, low, high, c.s.width);
+        fetch_leaves(n.grad_leaves, low, high, c.s.value_width);
+    } else {
+        fetch_leaves_once(n.query_leaves, low, high, c.s.width);
+        fetch_leaves_once(n.key_leaves, low, high, c.s.width);
+    }
+    fetch_leaves(n.value_leaves, low, high, c.s.value_width);
+}
+
+// Means of a group's parents while the rows of its lanes are in the cache.
+INLINE void pool_group(const Context& c, const View& v, const Nodes& n, const Group& g) {
+    if (!g.last()) return;
+    const int64_t parent = g.parent, parents = g.parents, at = g.lane0;
+    pool_parents<false>(v, n, parent, parents, n.queries(at), c.s.width, n.query);
+    pool_parents<false>(v, n, parent, parents, n.keys(at), c.s.width, n.key);
+    pool_parents<false>(v, n, parent, parents, n.values(at), c.s.value_width, n.value);
+    if (n.grad)
+        pool_parents<true>(v, n, parent, parents, n.grads(at), c.s.value_width, n.grad);
+}
+
 static void blocks_up(const Context& c, const View& v, Nodes* n, const BlocksScratch& my,
                       float* kept) {
     for (int64_t l = v.levels - 2; l >= 0; l--) {
         start_insides(v, l, n);
         float* to = kept + v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
+            fetch_group(c, *n, g);
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
+            pool_group(c, v, *n, g);
             to += g.kept() * WIDTH;
         });
-        pool_level<false>(v, *n, l, c.s.width, n->query);
-        pool_level<false>(v, *n, l, c.s.width, n->key);
-        pool_level<false>(v, *n, l, c.s.value_width, n->value);
     }
 }
 
@@ -176,15 +204,15 @@ INLINE void finish_lane(const Context& c, const View& v, Nodes* n, const Group& 
 
 template <int C>
 INLINE void small_columns(const Group& g, int64_t lane, const float* weights, Vector mass,
-                          const float* values, const float* outer, int64_t width, float* to) {
-    const float* row = values + g.first[lane] * width;
+                          const Rows& values, int64_t d, const float* outer, float* to) {
+    const float* row = values[g.first[lane]] + d;
     Vector sum[C];
     UNROLL for (int i = 0; i < C; i++) sum[i] = load(outer + i * WIDTH);
 #pragma GCC unroll 1
     for (int64_t k = 0; k < g.sizes[lane]; k++) {
         const Vector weight = mass * splat(weights[k * WIDTH + lane]);
         UNROLL for (int i = 0; i < C; i++)
-            sum[i] = weight * load(row + k * width + i * WIDTH) + sum[i];
+            sum[i] = weight * load(row + k * values.pitch + i * WIDTH) + sum[i];
     }
     UNROLL for (int i = 0; i < C; i++) store(to + i * WIDTH, sum[i]);
 }
@@ -192,6 +220,7 @@ INLINE void small_columns(const Group& g, int64_t lane, const float* weights, Ve
 static void small_down(const Context& c, const View& v, Nodes* n, const Group& g, float* weights,
                        const BlocksScratch& my) {
     const int64_t width = c.s.value_width;
+    const Rows values = n->values(g.lane0);
     for (int64_t lane = 0; lane < g.lanes; lane++) {
         const int64_t node = g.lane0 + lane, above = g.above[lane];
         const float mass = n->mass[above];
@@ -206,10 +235,36 @@ static void small_down(const Context& c, const View& v, Nodes* n, const Group& g
         float* to = at_once ? at_once : leaf ? my.rows : n->outer + node * width;
         int64_t d = 0;
         for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
-            small_columns<4>(g, lane, weights, splat(mass), n->value + d, outer + d, width, to + d);
+            small_columns<4>(g, lane, weights, splat(mass), values, d, outer + d, to + d);
         for (; d < width; d += WIDTH)
-            small_columns<1>(g, lane, weights, splat(mass), n->value + d, outer + d, width, to + d);
+            small_columns<1>(g, lane, weights, splat(mass), values, d, outer + d, to + d);
         if (!at_once) finish_lane(c, v, n, g, lane, own, to);
+    }
+}
+
+// The same for families of one size whose lanes are all inner nodes, or all leaves in place.
+static void equal_down(const Context& c, const View& v, Nodes* n, const Group& g, float* weights) {
+    const int64_t width = c.s.value_width, size = g.equal;
+    const Rows values = n->values(g.lane0);
+    float* to = n->outer + g.lane0 * width;
+    int64_t to_pitch = width;
+    bool stream = false;
+    if (!g.inner) {
+        to = (float*)row_of(c.p, c.p.output, c.batch, c.head, v.at.row[g.lane0]);
+        to_pitch = c.p.output.row;
+        stream = c.streams && (uintptr_t)to % 64 == 0 && to_pitch % WIDTH == 0;
+        const int64_t ahead = stream ? 0 : least(g.lanes, v.nodes - g.lane0 - g.lanes);
+        for (int64_t l = 0; l < ahead; l++)
+            fetch_row_to_write(to + (g.lanes + l) * to_pitch, width * 4);
+    }
+    for (int64_t l = 0; l < g.lanes; l += size) {
+        const int64_t above = g.above[l];
+        const float mass = n->mass[above];
+        if (g.inner)
+            for (int64_t i = 0; i < size; i++)
+                n->mass[g.lane0 + l + i] = mass * take_own(v, g, l + i, 0, size, weights);
+        mix_equal(size, weights + l, WIDTH, 1, splat(mass), {values[g.lane0 + l], values.pitch},
+                  n->outer + above * width, width, to + l * to_pitch, to_pitch, stream);
     }
 }
 
@@ -222,7 +277,7 @@ static void large_down(const Context& c, const View& v, Nodes* n, const Group& g
         float* weights = weights_again(c, v, *n, g, low, high, my, kept);
         for (int64_t lane = 0; lane < g.lanes; lane++)
             own[lane] += take_own(v, g, lane, low, high, weights);
-        mix_rows(g, weights, n->value, width, low, high, my.rows);
+        mix_rows(g, weights, n->values(g.lane0), width, low, high, my.rows);
     }
     for (int64_t lane = 0; lane < g.lanes; lane++) {
         const int64_t node = g.lane0 + lane, above = g.above[lane];
@@ -241,7 +296,9 @@ static void blocks_down(const Context& c, const View& v, Nodes* n, const BlocksS
     const int64_t width = c.s.value_width;
     for (int64_t l = 0; l + 1 < v.levels; l++) {
         for_groups(v, l, [&](const Group& g) {
-            if (g.packed())
+            if (g.equal && (g.inner || g.lane0 >= n->in_place))
+                equal_down(c, v, n, g, kept);
+            else if (g.packed())
                 small_down(c, v, n, g, kept, my);
             else
                 large_down(c, v, n, g, kept, my);
@@ -253,7 +310,8 @@ static void blocks_down(const Context& c, const View& v, Nodes* n, const BlocksS
 // The score of a root of a chunk that is a leaf on itself: nothing else is inside.
 INLINE float leaf_inside(const Context& c, const View& v, const Nodes& n, int64_t leaf) {
     if (!c.p.include_self || c.is_ignored(v.at.row[leaf])) return -INFINITE;
-    return row_product(n.query + leaf * c.s.width, n.key + leaf * c.s.width, c.s.width);
+    return (float)c.p.scale *
+           row_product(n.query + leaf * c.s.width, n.key + leaf * c.s.width, c.s.width);
 }
 
 // A tree of one leaf.
@@ -282,9 +340,10 @@ static void start_down(const Context& c, const View& v, Nodes* n) {
 }
 
 static void read_blocks(const Context& c, const View& v, Nodes* n) {
-    read_leaves(c, v, c.p.query, c.head, c.p.width, (float)c.p.scale, n->query);
-    read_leaves(c, v, c.p.key, c.key_head, c.p.width, 1.0f, n->key);
-    read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, 1.0f, n->value);
+    const int64_t from = n->in_place = leaves_in_place(c, v);
+    n->query_leaves = read_leaves(c, v, c.p.query, c.head, c.p.width, from, n->query);
+    n->key_leaves = read_leaves(c, v, c.p.key, c.key_head, c.p.width, from, n->key);
+    n->value_leaves = read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, from, n->value);
 }
 
 // The chunks of a segment.
@@ -342,8 +401,10 @@ static void blocks_forward(const Work* w, int step, int64_t segment) {
                 shared.roots.inside[v.slot + i] = v.at.count[i] ? n.inside[i] : leaf_inside(c, v, n, i);
             return;
         }
-        read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, 1.0f, n.value);
-        pool<false>(v, n, value_width, n.value);
+        const int64_t from = n.in_place = leaves_in_place(c, v);
+        n.value_leaves =
+            read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, from, n.value);
+        pool<false>(v, n, n.value_leaves, value_width, n.value);
         memcpy(n.mass, shared.roots.mass + v.slot, (size_t)v.roots * sizeof(float));
         memcpy(n.outer, shared.roots.outer + v.slot * value_width,
                (size_t)(v.roots * value_width) * sizeof(float));
@@ -355,4 +416,5 @@ static void blocks_forward(const Work* w, int step, int64_t segment) {
             }
         blocks_down(c, v, &n, my, kept);
     });
+    if (c.streams) wait_for_memory();
 }

@@ -6,7 +6,8 @@
 // product of the output's gradient and the value, or the worth of the mass that a node keeps.
 static void family_worth(const Context& c, const View& v, const Nodes& n, const Group& g,
                          int64_t low, int64_t high, const BlocksScratch& my, float* x) {
-    family_products<true>(g, n.grad, n.value, c.s.value_width, low, high, my.turned, x);
+    family_products<true>(g, n.grads(g.lane0), n.values(g.lane0), c.s.value_width, low, high,
+                          my.turned, x);
     for (int64_t l = 0; l < g.lanes; l++) {
         const int64_t node = g.lane0 + l, own = g.own[l];
         if ((v.top || v.at.count[node]) && own >= low && own < high)
@@ -51,14 +52,12 @@ static void worth_up(const Context& c, const View& v, Nodes* n, const BlocksScra
             if (v.at.count[i]) n->grad_mass[i] = 0.0f;
         float* to = kept + 2 * v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
+            fetch_group(c, *n, g);
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
             add_masses(g, group_worth(c, v, *n, g, my, to), n);
+            pool_group(c, v, *n, g);
             to += 2 * g.kept() * WIDTH;
         });
-        pool_level<false>(v, *n, l, c.s.width, n->query);
-        pool_level<false>(v, *n, l, c.s.width, n->key);
-        pool_level<false>(v, *n, l, c.s.value_width, n->value);
-        pool_level<true>(v, *n, l, c.s.value_width, n->grad);
     }
 }
 
@@ -96,15 +95,15 @@ static void add_gradients(const Context& c, const View& v, Nodes* n, const Group
         n->grad_inside[node] = *gradient;
         *weight = *gradient = 0.0f;
     }
-    mix_rows(g, worth, n->key, width, low, high, n->to_query + g.lane0 * width);
-    mix_turned(g, worth, n->query, width, low, high, n->to_key);
-    mix_turned(g, weights, n->grad, value_width, low, high, n->to_value);
+    mix_rows(g, worth, n->keys(g.lane0), width, low, high, n->to_query + g.lane0 * width);
+    mix_turned(g, worth, n->queries(g.lane0), width, low, high, n->to_key);
+    mix_turned(g, weights, n->grads(g.lane0), value_width, low, high, n->to_value);
     if (!c.s.places) return;
     for (int64_t l = 0; l < g.lanes; l++)
         if (g.own[l] >= low && g.own[l] < high) worth[(g.own[l] - low) * WIDTH + l] = 0.0f;
-    mix_rows(g, worth, n->place_key, c.s.places, low, high,
+    mix_rows(g, worth, {n->place_key, c.s.places}, c.s.places, low, high,
              n->to_place_query + g.lane0 * c.s.places);
-    mix_turned(g, worth, n->place_query, c.s.places, low, high, n->to_place_key);
+    mix_turned(g, worth, {n->place_query, c.s.places}, c.s.places, low, high, n->to_place_key);
 }
 
 static void write_gradients(const Context& c, int64_t row, const float* query, const float* key,
@@ -113,14 +112,18 @@ static void write_gradients(const Context& c, int64_t row, const float* query, c
     const Problem& p = c.p;
     put_floats(query, keep * (float)p.scale, p.width,
                gradient_row(p.grad_query, c.batch, c.head, row));
-    put_floats(key, keep, p.width, gradient_row(p.grad_key, c.batch, c.head, row));
+    put_floats(key, keep * (float)p.scale, p.width,
+               gradient_row(p.grad_key, c.batch, c.head, row));
     put_floats(value, keep, p.value_width, gradient_row(p.grad_value, c.batch, c.head, row));
 }
 
 // A leaf's row of a gradient: its own part, and what comes from above.
 INLINE void write_leaf(const float* own, const float* above, float factor, int64_t width,
-                       float* to) {
+                       bool stream, float* to) {
     int64_t i = 0;
+    if (stream && (uintptr_t)to % (4 * WIDTH) == 0)
+        for (; i + WIDTH <= width; i += WIDTH)
+            store_to_memory(to + i, splat(factor) * (load(own + i) + load(above + i)));
     for (; i + WIDTH <= width; i += WIDTH)
         store(to + i, splat(factor) * (load(own + i) + load(above + i)));
     for (; i < width; i++) to[i] = factor * (own[i] + above[i]);
@@ -130,7 +133,7 @@ static void write_leaf_gradients(const Context& c, const View& v, const Nodes& n
     const Problem& p = c.p;
     const int64_t row = v.at.row[leaf], width = c.s.width, value_width = c.s.value_width;
     const int64_t above = v.at.parent[leaf], soon = leaf + ROWS_AHEAD;
-    if (soon < v.nodes && v.at.row[soon] >= 0) {
+    if (!c.streams && soon < v.nodes && v.at.row[soon] >= 0) {
         const int64_t next = v.at.row[soon];
         fetch_row_to_write(gradient_row(p.grad_query, c.batch, c.head, next), p.width * 4);
         fetch_row_to_write(gradient_row(p.grad_key, c.batch, c.head, next), p.width * 4);
@@ -138,11 +141,11 @@ static void write_leaf_gradients(const Context& c, const View& v, const Nodes& n
     }
     const float keep = c.is_ignored(row) ? 0.0f : 1.0f;
     write_leaf(n.to_query + leaf * width, n.to_query + above * width, keep * (float)p.scale,
-               p.width, gradient_row(p.grad_query, c.batch, c.head, row));
-    write_leaf(n.to_key + leaf * width, n.to_key + above * width, keep, p.width,
-               gradient_row(p.grad_key, c.batch, c.head, row));
+               p.width, c.streams, gradient_row(p.grad_query, c.batch, c.head, row));
+    write_leaf(n.to_key + leaf * width, n.to_key + above * width, keep * (float)p.scale, p.width,
+               c.streams, gradient_row(p.grad_key, c.batch, c.head, row));
     write_leaf(n.to_value + leaf * value_width, n.to_value + above * value_width, keep,
-               p.value_width, gradient_row(p.grad_value, c.batch, c.head, row));
+               p.value_width, c.streams, gradient_row(p.grad_value, c.batch, c.head, row));
 }
 
 // Every node's own part becomes what each leaf under it gets, with what comes from above.
@@ -270,12 +273,14 @@ static void blocks_backward(const Work* w, int step, int64_t segment) {
     for_chunks(c, segment, [&](const View& v) {
         float* kept = shared.kept + 2 * v.kept_before * WIDTH;
         count_leaves(c, v, n, &n);
-        read_leaves(c, v, c.p.query, c.head, c.p.width, (float)c.p.scale, n.query);
-        read_leaves(c, v, c.p.key, c.key_head, c.p.width, 1.0f, n.key);
-        read_leaves(c, v, c.p.grad_output, c.head, c.p.value_width, 1.0f, n.grad);
+        const int64_t from = n.in_place = leaves_in_place(c, v);
+        n.query_leaves = read_leaves(c, v, c.p.query, c.head, c.p.width, from, n.query);
+        n.key_leaves = read_leaves(c, v, c.p.key, c.key_head, c.p.width, from, n.key);
+        n.grad_leaves = read_leaves(c, v, c.p.grad_output, c.head, c.p.value_width, from, n.grad);
         read_places(c, v, &n);
         if (step == 0) {
-            read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, 1.0f, n.value);
+            n.value_leaves =
+                read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, from, n.value);
             worth_up(c, v, &n, my, kept);
             if (c.unit.top < 0) {
                 start_worth_down(c, v, &n);
@@ -297,10 +302,11 @@ static void blocks_backward(const Work* w, int step, int64_t segment) {
             }
             return;
         }
-        pool<false>(v, n, width, n.query);
-        pool<false>(v, n, width, n.key);
-        pool<true>(v, n, value_width, n.grad);
+        pool<false>(v, n, n.query_leaves, width, n.query);
+        pool<false>(v, n, n.key_leaves, width, n.key);
+        pool<true>(v, n, n.grad_leaves, value_width, n.grad);
         take_worth(c, v, shared.roots, &n);
         worth_down(c, v, &n, my, kept);
     });
+    if (c.streams) wait_for_memory();
 }

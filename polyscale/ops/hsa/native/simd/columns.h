@@ -379,11 +379,11 @@ struct Columns {
 // Means of a chunk's keys and values.
 static void pool_chunk(const Context& c, const View& v, Nodes* n) {
     count_leaves(c, v, *n, n);
-    read_leaves(c, v, c.p.key, c.key_head, c.p.width, 1.0f, n->key);
-    read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, 1.0f, n->value);
+    read_leaves(c, v, c.p.key, c.key_head, c.p.width, INT64_MAX, n->key);
+    read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, INT64_MAX, n->value);
     read_places(c, v, n);
-    pool<false>(v, *n, c.s.width, n->key);
-    pool<false>(v, *n, c.s.value_width, n->value);
+    pool<false>(v, *n, {n->key, c.s.width}, c.s.width, n->key);
+    pool<false>(v, *n, {n->value, c.s.value_width}, c.s.value_width, n->value);
 }
 
 static void pool_top(const Context& c, ColumnsShared* shared) {
@@ -393,8 +393,8 @@ static void pool_top(const Context& c, ColumnsShared* shared) {
     count_leaves(c, v, roots, &top);
     take_roots(v, roots.key, c.s.width, top.key);
     take_roots(v, roots.value, c.s.value_width, top.value);
-    pool<false>(v, top, c.s.width, top.key);
-    pool<false>(v, top, c.s.value_width, top.value);
+    pool<false>(v, top, {top.key, c.s.width}, c.s.width, top.key);
+    pool<false>(v, top, {top.value, c.s.value_width}, c.s.value_width, top.value);
 }
 
 static void keep_chunk(const Context& c, const View& v, const Nodes& n, Nodes* roots) {

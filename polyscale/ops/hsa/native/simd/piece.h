@@ -1,5 +1,6 @@
 // A piece of a tree (a chunk or a top) in memory, for one head of one batch entry.
 
+enum { LARGE_BYTES = 1 << 22 };
 enum { BLOCKS = 0, BLOCKS_BACKWARD = 1, COLUMNS = 2, COLUMNS_BACKWARD = 3 };
 enum { VECTOR_SLOT = WIDTH == 4 ? 0 : WIDTH == 8 ? 1 : 2 };
 
@@ -25,9 +26,25 @@ struct Nodes {
     float *grad_mass, *grad_inside;
     float *to_query, *to_key, *to_value;        // gradients per leaf under the node
     float *to_place_query, *to_place_key;       // of the node itself
+    // Nodes from `in_place` on are leaves whose rows stay where the inputs have them.
+    int64_t in_place, width, value_width;
+    Rows query_leaves, key_leaves, value_leaves, grad_leaves;
+
+    // The rows of a node's level.
+    Rows queries(int64_t node) const { return node < in_place ? Rows{query, width} : query_leaves; }
+    Rows keys(int64_t node) const { return node < in_place ? Rows{key, width} : key_leaves; }
+    Rows values(int64_t node) const {
+        return node < in_place ? Rows{value, value_width} : value_leaves;
+    }
+    Rows grads(int64_t node) const {
+        return node < in_place ? Rows{grad, value_width} : grad_leaves;
+    }
 
     void reserve(const Shape& s, int64_t nodes, Scratch* memory) {
         memset(this, 0, sizeof *this);
+        in_place = INT64_MAX;
+        width = s.width;
+        value_width = s.value_width;
         const int64_t room = nodes + WIDTH;  // lanes past the end are read, never used
         const bool blocks = s.mode < COLUMNS, backward = s.mode & 1;
         key = memory->take(room * s.width);
@@ -97,6 +114,11 @@ INLINE View view_of(const Plan& plan, int64_t piece, bool top) {
     return v;
 }
 
+// Whether a tensor of a problem is larger than a core's part of the caches.
+INLINE bool is_large(const Problem& p) {
+    return p.batch * p.heads * p.rows * p.value_width * 4 > LARGE_BYTES;
+}
+
 // Everything the steps of one copy of a unit see.
 struct Context {
     const Problem& p;
@@ -104,6 +126,7 @@ struct Context {
     const Unit& unit;
     const Shape s;
     const int64_t batch, head, key_head;
+    const bool streams;  // results go past the caches
     const uint8_t* ignored;
     const float *position_query, *position_key;
     float *grad_position_query, *grad_position_key;
@@ -111,7 +134,8 @@ struct Context {
     Context(const Work& w, bool backward)
         : p(*w.problem), plan(read_plan(w.problem->plan)), unit(*w.unit),
           s(shape_of(*w.problem, backward)), batch(w.batch), head(w.head),
-          key_head(w.head / (w.problem->heads / w.problem->key_heads)) {
+          key_head(w.head / (w.problem->heads / w.problem->key_heads)),
+          streams(is_large(*w.problem)) {
         ignored = p.ignored ? p.ignored + batch * p.rows : nullptr;
         const int64_t nodes = plan.header->nodes, size = nodes * p.position_width;
         const int64_t at = p.position_heads > 1 ? head * size : 0;
@@ -128,11 +152,20 @@ struct Context {
 
 enum { FAR_AHEAD = 32 };
 
-// The rows of an input at the leaves of a chunk; ignored ones are zero, whatever they hold.
-static void read_leaves(const Context& c, const View& v, const Tensor& from, int64_t head,
-                        int64_t width, float factor, float* to) {
+// From which node on a chunk's leaves can be read where the inputs have them: whole vectors of float32,
+// and none to be ignored. Those of the last level, which all come after the inner nodes.
+INLINE int64_t leaves_in_place(const Context& c, const View& v) {
+    const bool whole = c.s.width == c.p.width && c.s.value_width == c.p.value_width;
+    if (c.p.bfloat16 || c.ignored || !whole || v.levels < 2) return INT64_MAX;
+    return v.level[v.levels - 1].uniform == LEAVES_IN_ORDER ? v.begin(v.levels - 1) : INT64_MAX;
+}
+
+// The rows of an input at the leaves of a chunk that are not read in place; ignored ones are zero,
+// whatever they hold. Returns the rows of those that are.
+static Rows read_leaves(const Context& c, const View& v, const Tensor& from, int64_t head,
+                        int64_t width, int64_t in_place, float* to) {
     const int64_t pitch = padded(width), bytes = width * (c.p.bfloat16 ? 2 : 4);
-    for (int64_t i = 0; i < v.nodes; i++) {
+    for (int64_t i = 0; i < least(v.nodes, in_place); i++) {
         if (v.at.count[i]) continue;
         const int64_t row = v.at.row[i], soon = i + FAR_AHEAD;
         // The processor's own prefetching stops at the end of a page, which is a few rows away.
@@ -142,8 +175,24 @@ static void read_leaves(const Context& c, const View& v, const Tensor& from, int
             clear_row(to + i * pitch, pitch);
             continue;
         }
-        read_row(c.p, row_of(c.p, from, c.batch, head, row), width, factor, to + i * pitch);
+        read_row(c.p, row_of(c.p, from, c.batch, head, row), width, 1.0f, to + i * pitch);
     }
+    if (in_place >= v.nodes) return {to, pitch};
+    const char* first = row_of(c.p, from, c.batch, head, v.at.row[in_place]);
+    return {(const float*)first - in_place * from.row, from.row};
+}
+
+// Prefetches rows of an input that stay in place, some way after a group of lanes: past the end of a
+// chunk lie the rows of the next one, or of the next head.
+INLINE void fetch_leaves(const Rows& rows, int64_t low, int64_t high, int64_t width) {
+    for (int64_t node = low + FAR_AHEAD; node < high + FAR_AHEAD; node++)
+        fetch_row(rows[node], width * 4);
+}
+
+// The same for rows that are read once.
+INLINE void fetch_leaves_once(const Rows& rows, int64_t low, int64_t high, int64_t width) {
+    for (int64_t node = low + FAR_AHEAD; node < high + FAR_AHEAD; node++)
+        for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(rows[node] + i, 0, 0);
 }
 
 // The rows of chunk roots, or numbers of them, at the leaves of a top.
@@ -190,36 +239,53 @@ static void count_leaves(const Context& c, const View& v, const Nodes& roots, No
 }
 
 // Children's rows into their parent's: means, or sums.
-template <bool SUM, int C>
-INLINE void pool_columns(const float* shares, int64_t count, const float* from, int64_t width,
+template <bool SUM, int C, int COUNT = 0>
+INLINE void pool_columns(const float* shares, int64_t count, const float* from, int64_t pitch,
                          float* to) {
     Vector sum[C];
     UNROLL for (int c = 0; c < C; c++) sum[c] = Vector{};
+    if (COUNT) count = COUNT;  // known when this is compiled
     for (int64_t k = 0; k < count; k++) {
         const Vector share = splat(SUM ? 1.0f : shares[k]);
-        const float* row = from + k * width;
+        const float* row = from + k * pitch;
         UNROLL for (int c = 0; c < C; c++) sum[c] = share * load(row + c * WIDTH) + sum[c];
     }
     UNROLL for (int c = 0; c < C; c++) store(to + c * WIDTH, sum[c]);
 }
 
-template <bool SUM>
-static void pool_level(const View& v, const Nodes& n, int64_t level, int64_t width, float* rows) {
-    for (int64_t i = v.begin(level); i < v.end(level); i++) {
+// The rows of `parents` nodes from `parent` on from those of their children.
+template <bool SUM, bool AHEAD = false>
+static void pool_parents(const View& v, const Nodes& n, int64_t parent, int64_t parents, Rows from,
+                         int64_t width, float* rows) {
+    for (int64_t i = parent; i < parent + parents; i++) {
         const int64_t first = v.at.first[i], count = v.at.count[i];
         if (!count) continue;
-        const float* from = rows + first * width;
+        const float* child = from[first];
+        if (AHEAD) fetch_leaves(from, first, first + count, width);
         int64_t d = 0;
+        if (count == 2)
+            for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
+                pool_columns<SUM, 4, 2>(n.share + first, count, child + d, from.pitch,
+                                        rows + i * width + d);
         for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
-            pool_columns<SUM, 4>(n.share + first, count, from + d, width, rows + i * width + d);
+            pool_columns<SUM, 4>(n.share + first, count, child + d, from.pitch,
+                                 rows + i * width + d);
         for (; d < width; d += WIDTH)
-            pool_columns<SUM, 1>(n.share + first, count, from + d, width, rows + i * width + d);
+            pool_columns<SUM, 1>(n.share + first, count, child + d, from.pitch,
+                                 rows + i * width + d);
     }
 }
 
+// All inner nodes' rows from the leaves'.
 template <bool SUM>
-static void pool(const View& v, const Nodes& n, int64_t width, float* rows) {
-    for (int64_t l = v.levels - 2; l >= 0; l--) pool_level<SUM>(v, n, l, width, rows);
+static void pool(const View& v, const Nodes& n, const Rows& leaves, int64_t width, float* rows) {
+    for (int64_t l = v.levels - 2; l >= 0; l--) {
+        const int64_t parent = v.begin(l), parents = v.end(l) - v.begin(l);
+        if (v.begin(l + 1) < n.in_place)
+            pool_parents<SUM>(v, n, parent, parents, {rows, width}, width, rows);
+        else
+            pool_parents<SUM, true>(v, n, parent, parents, leaves, width, rows);
+    }
 }
 
 // The position embeddings of a piece's nodes.

@@ -1,5 +1,12 @@
 // Rows in memory: read, written, transposed, multiplied.
 
+// Rows at equal distances, of a piece's nodes.
+struct Rows {
+    const float* data;
+    int64_t pitch;
+    const float* operator[](int64_t node) const { return data + node * pitch; }
+};
+
 INLINE int64_t padded(int64_t width) { return round_up(width, WIDTH); }
 
 INLINE const char* row_of(const Problem& p, const Tensor& t, int64_t batch, int64_t head,
@@ -46,6 +53,24 @@ INLINE void write_row(const Problem& p, const float* from, int64_t width, char* 
 // A row of a gradient, which is float32 whatever the inputs are.
 INLINE float* gradient_row(const Tensor& t, int64_t batch, int64_t head, int64_t row) {
     return (float*)t.data + batch * t.batch + head * t.head + row * t.row;
+}
+
+// Past the caches, to whole vectors' addresses, for results that are too large to stay in them.
+INLINE void store_to_memory(float* to, Vector x) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(to, (__m512)x);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(to, (__m256)x);
+#else
+    store(to, x);
+#endif
+}
+
+// Before another thread reads what was stored so.
+INLINE void wait_for_memory() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
 }
 
 INLINE void put_floats(const float* from, float factor, int64_t width, float* to) {

@@ -107,7 +107,7 @@ class Planner {
         for (int32_t l = 0; l < piece->levels; l++) {
             Level& level = levels_[(size_t)(piece->level + l)];
             level.above = piece->kept;
-            level.uniform = common_size(*piece, l);
+            level.uniform = in_order(*piece, l) ? LEAVES_IN_ORDER : common_size(*piece, l);
             for (int n = 0; n < WIDTHS; n++)
                 piece->kept.vectors[n] += count_kept(*piece, l, 4 << n);
         }
@@ -129,6 +129,15 @@ class Planner {
         for (int64_t at = low; at < high; at++)
             if (count_[(size_t)at] != count_[(size_t)low]) return 0;
         return count_[(size_t)low];
+    }
+
+    bool in_order(const Piece& piece, int32_t level) const {
+        const int64_t low = start(piece, level), high = start(piece, level + 1);
+        for (int64_t at = low; at < high; at++)
+            if (count_[(size_t)at] || row_[(size_t)low] < 0 ||
+                row_[(size_t)at] - row_[(size_t)low] != at - low)
+                return false;
+        return true;
     }
 
     // Siblings (or roots) from `node` on, as many as go in a chunk; returns the next one.
