@@ -392,7 +392,7 @@ def test_inject_saves_a_cheaper_model(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("analyze", "nowhere"), "target takes a folder with a model, got 'nowhere'"),
+        (("analyze", "nowhere"), "target must be a folder with a model, got 'nowhere'"),
         (("inject", "nowhere", "--plan=none.txt", "--output=x"), "none.txt"),
     ],
 )

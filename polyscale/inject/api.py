@@ -63,6 +63,7 @@ def inject_hsa(
             `"refuse"`, or `"off"` to train without it.
 
     >>> from transformers import BertConfig, BertModel
+    >>> from polyscale.inject import injected_layers
     >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
     >>> model = inject_hsa(BertModel(config), layers=[1], hierarchy=(4, 4))
     >>> injected_layers(model)
@@ -118,6 +119,7 @@ def restore(model: PreTrainedModel, layers: Sequence[int] | None = None) -> PreT
     The model is changed and returned, with every layer as it was.
 
     >>> from transformers import BertConfig, BertModel
+    >>> from polyscale.inject import injected_layers
     >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
     >>> injected_layers(restore(inject_hsa(BertModel(config)), layers=[0]))
     [1]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 def has_numbers(*tensors: Tensor) -> bool:
@@ -38,6 +39,14 @@ def has_only_a_shape(x: Tensor) -> bool:
         return False
     traced = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
     return not traced and (x.device.type == "meta" or isinstance(x, FakeTensor))
+
+
+def counts_flops() -> bool:
+    """Whether a FLOP counter of torch watches what runs."""
+    if torch.compiler.is_compiling():
+        return False
+    modes = _get_current_dispatch_mode_stack()
+    return any(type(mode).__module__ == "torch.utils.flop_counter" for mode in modes)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:

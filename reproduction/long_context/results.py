@@ -12,8 +12,10 @@ class Results:
     """The measurements of one kind in one file, by setting and item.
 
     >>> import tempfile
+    >>> from contextlib import redirect_stdout
     >>> results = Results(Path(tempfile.mkdtemp()), "perplexity")
-    >>> results.add("dense", "article 0", loss=2.5)
+    >>> with redirect_stdout(None):  # it prints each measurement with the time
+    ...     results.add("dense", "article 0", loss=2.5)
     >>> Results(results.path.parent, "perplexity").find("dense", "article 0")["loss"]
     2.5
     """

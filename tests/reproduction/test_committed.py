@@ -45,7 +45,14 @@ def test_every_measurement_is_as_it_was_planned():
     study = find_study("hsa-zero-shot")
     records = Records.read(EXPERIMENTS / study.name, study.format)
     planned = all_units(study.sizes("cpu"), layers=6)
-    assert [one.id for one in planned] == records.head["units"]
+    # Opening blocks of fixed trees is gone: its records stay, and nothing plans them.
+    opened = [
+        name for name in records.head["units"] if name.endswith("opened") or " opened, " in name
+    ]
+    assert len(opened) == 7
+    assert [one.id for one in planned] == [
+        name for name in records.head["units"] if name not in opened
+    ]
     assert records.head["preset"] == study.sizes("cpu").as_dict()
     for one in planned:
         record = records.records[one.id]

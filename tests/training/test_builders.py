@@ -88,7 +88,9 @@ def test_a_model_that_does_not_fit_the_task_is_refused(load):
         ValueError, match="attention must be 'flat' for the model 'fsa', got 'none'"
     ):
         model_for_task("fsa", {"attention": "none"}, trees)
-    with pytest.raises(ValueError, match=r"model_options of HTEConfig take .*got 'windows'"):
+    with pytest.raises(
+        ValueError, match=r"model_options of HTEConfig must be one of .*got 'windows'"
+    ):
         model_for_task("hsa", {"windows": [4]}, trees)
 
 

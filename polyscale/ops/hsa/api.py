@@ -22,7 +22,7 @@ from polyscale.ops.hsa.native import op
 from polyscale.ops.hsa.native.build import LIBRARY
 from polyscale.ops.hsa.native.plan import plan_in_graph, plan_of, tree_tensors
 from polyscale.ops.hsa.problem import Problem
-from polyscale.ops.looks import has_only_a_shape
+from polyscale.ops.looks import counts_flops, has_only_a_shape
 from polyscale.ops.native.backend import native_backend
 
 if TYPE_CHECKING:
@@ -396,6 +396,11 @@ def _dense(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     return output, _in_the_graph(torch.stack(sums), request) if return_lse else None
 
 
+def _preferred(request: Request) -> tuple[str, ...]:
+    # A FLOP counter sees torch's own products only.
+    return ("torch",) if counts_flops() else ("native", "torch")
+
+
 HSA_ATTENTION = Operation(
     "hsa_attention",
     (
@@ -408,6 +413,6 @@ HSA_ATTENTION = Operation(
             _why_unsupported,
         ),
     ),
-    preferred=("native", "torch"),
+    preferred=_preferred,
 )
 OPERATIONS = (HSA_ATTENTION, HSA_STEP)

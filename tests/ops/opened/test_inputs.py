@@ -23,7 +23,7 @@ from tests.ops.opened.cases import random_case
         ({"impl": "fast"}, "impl must be one of 'auto', 'reference', 'native', 'flex', got 'fast'"),
         ({"impl": "native"}, "it takes float32 and bfloat16, got torch.float64"),
         ({"key_padding_mask": torch.zeros(2, 9, dtype=torch.bool)}, "key_padding_mask must have"),
-        ({"cu_seqlens": torch.tensor([0, 80])}, r"cu_seqlens takes all sequences in one row"),
+        ({"cu_seqlens": torch.tensor([0, 80])}, r"cu_seqlens must have all sequences in one row"),
     ],
     ids=str,
 )
