@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from polyscale._injection_note import injecting
 from polyscale.inject import plan_injection
 from polyscale.training.loop import quiet_transformers, remove_checkpoints, train
 from polyscale.training.run import majority_rate
@@ -245,7 +246,7 @@ def _recover(lab: Lab, size: TaskSize, name: str, injection: Injection | None) -
     trained = train(build, data, settings, lab.seed, folder, name=f"{size.title} after {name}")
     curve = []
     for step, weights in _snapshots(folder):
-        with quiet_transformers():
+        with quiet_transformers(), injecting():  # `_measure` does
             model = type(trained.model).from_pretrained(weights, use_safetensors=True)
         curve.append({"step": step, **_measure(lab, size, GRID, injection, model)})
     shutil.rmtree(folder)
