@@ -112,13 +112,14 @@ class _MarkdownReader:
                 text.add(content, *self._inside(content, first, last))
             elif len(content) == end - begin:
                 _add_characters(content, places[begin:end], text)
-            else:
-                text.add(content, first, last)
+            else:  # an entity, an escape, or an address in angle brackets
+                text.add(content, *self._inside(content, first, last))
 
     def _inside(self, content: str, first: int, last: int) -> tuple[int, int]:
-        """The place of code between its backticks."""
-        found = self.source.find(content, first, last)
-        return (first, last) if found < 0 else (found, found + len(content))
+        """The place of code between its backticks, or of an address between its brackets."""
+        # A line break in code reads as a space.
+        found = self.source[first:last].replace("\n", " ").find(content)
+        return (first, last) if found < 0 else (first + found, first + found + len(content))
 
     def _places(self, content: str, first_line: int, end_line: int) -> list[int]:
         """Where each character of a block's content stands in the source.

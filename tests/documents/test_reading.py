@@ -207,6 +207,11 @@ def test_what_is_no_python_is_refused(source: str) -> None:
         read_python(source)
 
 
+def test_code_and_addresses_in_markdown_stand_where_their_words_are() -> None:
+    document = read_markdown("A `b\nc` and <http://d.e> or <f@g.h>, `` i`j ``.")
+    assert [word.replace("\n", " ") for word in sources(document)] == document.values
+
+
 # Robustness
 
 
