@@ -128,13 +128,18 @@ INLINE void start_insides(const View& v, int64_t level, Nodes* n) {
 }
 
 // What the next groups of leaves read.
-INLINE void fetch_group(const Context& c, const View& v, const Nodes& n, const Group& g) {
+INLINE void fetch_group(const Context& c, const Nodes& n, const Group& g) {
     if (g.lane0 < n.in_place) return;
     const int64_t low = g.lane0, high = g.lane0 + g.lanes;
-    fetch_leaves(n.query_leaves, low, high, v.nodes, c.s.width);
-    fetch_leaves(n.key_leaves, low, high, v.nodes, c.s.width);
-    fetch_leaves(n.value_leaves, low, high, v.nodes, c.s.value_width);
-    if (n.grad) fetch_leaves(n.grad_leaves, low, high, v.nodes, c.s.value_width);
+    if (n.grad) {
+        fetch_leaves(n.query_leaves, low, high, c.s.width);
+        fetch_leaves(n.key_leaves, low, high, c.s.width);
+        fetch_leaves(n.grad_leaves, low, high, c.s.value_width);
+    } else {
+        fetch_leaves_once(n.query_leaves, low, high, c.s.width);
+        fetch_leaves_once(n.key_leaves, low, high, c.s.width);
+    }
+    fetch_leaves(n.value_leaves, low, high, c.s.value_width);
 }
 
 // Means of a group's parents while the rows of its lanes are in the cache.
@@ -154,7 +159,7 @@ static void blocks_up(const Context& c, const View& v, Nodes* n, const BlocksScr
         start_insides(v, l, n);
         float* to = kept + v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
-            fetch_group(c, v, *n, g);
+            fetch_group(c, *n, g);
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
             pool_group(c, v, *n, g);
             to += g.kept() * WIDTH;
@@ -243,10 +248,12 @@ static void equal_down(const Context& c, const View& v, Nodes* n, const Group& g
     const Rows values = n->values(g.lane0);
     float* to = n->outer + g.lane0 * width;
     int64_t to_pitch = width;
+    bool stream = false;
     if (!g.inner) {
         to = (float*)row_of(c.p, c.p.output, c.batch, c.head, v.at.row[g.lane0]);
         to_pitch = c.p.output.row;
-        const int64_t ahead = least(g.lanes, v.nodes - g.lane0 - g.lanes);
+        stream = c.streams && (uintptr_t)to % 64 == 0 && to_pitch % WIDTH == 0;
+        const int64_t ahead = stream ? 0 : least(g.lanes, v.nodes - g.lane0 - g.lanes);
         for (int64_t l = 0; l < ahead; l++)
             fetch_row_to_write(to + (g.lanes + l) * to_pitch, width * 4);
     }
@@ -257,7 +264,7 @@ static void equal_down(const Context& c, const View& v, Nodes* n, const Group& g
             for (int64_t i = 0; i < size; i++)
                 n->mass[g.lane0 + l + i] = mass * take_own(v, g, l + i, 0, size, weights);
         mix_equal(size, weights + l, WIDTH, 1, splat(mass), {values[g.lane0 + l], values.pitch},
-                  n->outer + above * width, width, to + l * to_pitch, to_pitch);
+                  n->outer + above * width, width, to + l * to_pitch, to_pitch, stream);
     }
 }
 
@@ -409,4 +416,5 @@ static void blocks_forward(const Work* w, int step, int64_t segment) {
             }
         blocks_down(c, v, &n, my, kept);
     });
+    if (c.streams) wait_for_memory();
 }

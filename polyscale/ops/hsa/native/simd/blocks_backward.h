@@ -52,7 +52,7 @@ static void worth_up(const Context& c, const View& v, Nodes* n, const BlocksScra
             if (v.at.count[i]) n->grad_mass[i] = 0.0f;
         float* to = kept + 2 * v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
-            fetch_group(c, v, *n, g);
+            fetch_group(c, *n, g);
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
             add_masses(g, group_worth(c, v, *n, g, my, to), n);
             pool_group(c, v, *n, g);
@@ -119,8 +119,11 @@ static void write_gradients(const Context& c, int64_t row, const float* query, c
 
 // A leaf's row of a gradient: its own part, and what comes from above.
 INLINE void write_leaf(const float* own, const float* above, float factor, int64_t width,
-                       float* to) {
+                       bool stream, float* to) {
     int64_t i = 0;
+    if (stream && (uintptr_t)to % (4 * WIDTH) == 0)
+        for (; i + WIDTH <= width; i += WIDTH)
+            store_to_memory(to + i, splat(factor) * (load(own + i) + load(above + i)));
     for (; i + WIDTH <= width; i += WIDTH)
         store(to + i, splat(factor) * (load(own + i) + load(above + i)));
     for (; i < width; i++) to[i] = factor * (own[i] + above[i]);
@@ -130,7 +133,7 @@ static void write_leaf_gradients(const Context& c, const View& v, const Nodes& n
     const Problem& p = c.p;
     const int64_t row = v.at.row[leaf], width = c.s.width, value_width = c.s.value_width;
     const int64_t above = v.at.parent[leaf], soon = leaf + ROWS_AHEAD;
-    if (soon < v.nodes && v.at.row[soon] >= 0) {
+    if (!c.streams && soon < v.nodes && v.at.row[soon] >= 0) {
         const int64_t next = v.at.row[soon];
         fetch_row_to_write(gradient_row(p.grad_query, c.batch, c.head, next), p.width * 4);
         fetch_row_to_write(gradient_row(p.grad_key, c.batch, c.head, next), p.width * 4);
@@ -138,11 +141,11 @@ static void write_leaf_gradients(const Context& c, const View& v, const Nodes& n
     }
     const float keep = c.is_ignored(row) ? 0.0f : 1.0f;
     write_leaf(n.to_query + leaf * width, n.to_query + above * width, keep * (float)p.scale,
-               p.width, gradient_row(p.grad_query, c.batch, c.head, row));
+               p.width, c.streams, gradient_row(p.grad_query, c.batch, c.head, row));
     write_leaf(n.to_key + leaf * width, n.to_key + above * width, keep * (float)p.scale, p.width,
-               gradient_row(p.grad_key, c.batch, c.head, row));
+               c.streams, gradient_row(p.grad_key, c.batch, c.head, row));
     write_leaf(n.to_value + leaf * value_width, n.to_value + above * value_width, keep,
-               p.value_width, gradient_row(p.grad_value, c.batch, c.head, row));
+               p.value_width, c.streams, gradient_row(p.grad_value, c.batch, c.head, row));
 }
 
 // Every node's own part becomes what each leaf under it gets, with what comes from above.
@@ -305,4 +308,5 @@ static void blocks_backward(const Work* w, int step, int64_t segment) {
         take_worth(c, v, shared.roots, &n);
         worth_down(c, v, &n, my, kept);
     });
+    if (c.streams) wait_for_memory();
 }

@@ -217,7 +217,7 @@ static void family_products(const Group& g, const Rows& a, const Rows& b, int64_
 template <int R, int C>
 INLINE void mix_equal_tile(int64_t size, const float* weights, int64_t step, int64_t lane_step,
                            Vector factor, const float* rows, int64_t pitch, const float* start,
-                           float* to, int64_t to_pitch) {
+                           float* to, int64_t to_pitch, bool stream) {
     Vector sum[R][C];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int i = 0; i < C; i++)
@@ -231,6 +231,12 @@ INLINE void mix_equal_tile(int64_t size, const float* weights, int64_t step, int
             UNROLL for (int i = 0; i < C; i++) sum[r][i] = weight * row[i] + sum[r][i];
         }
     }
+    if (stream) {
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int i = 0; i < C; i++)
+                store_to_memory(to + r * to_pitch + i * WIDTH, sum[r][i]);
+        return;
+    }
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int i = 0; i < C; i++) store(to + r * to_pitch + i * WIDTH, sum[r][i]);
 }
@@ -238,28 +244,28 @@ INLINE void mix_equal_tile(int64_t size, const float* weights, int64_t step, int
 template <int R, int C>
 INLINE void mix_equal_lanes(int64_t low, int64_t size, const float* weights, int64_t step,
                             int64_t lane_step, Vector factor, const float* rows, int64_t pitch,
-                            const float* start, float* to, int64_t to_pitch) {
+                            const float* start, float* to, int64_t to_pitch, bool stream) {
     mix_equal_tile<R, C>(size, weights + low * lane_step, step, lane_step, factor, rows, pitch,
-                         start, to + low * to_pitch, to_pitch);
+                         start, to + low * to_pitch, to_pitch, stream);
 }
 
 // All lanes of one family: each of its rows is loaded once for several lanes.
 INLINE void mix_equal(int64_t size, const float* weights, int64_t step, int64_t lane_step,
                       Vector factor, Rows rows, const float* start, int64_t width, float* to,
-                      int64_t to_pitch) {
+                      int64_t to_pitch, bool stream = false) {
     const auto columns = [&](auto tile, int64_t d) __attribute__((always_inline)) {
         constexpr int C = decltype(tile)::value;
         const float *from = rows.data + d, *first = start ? start + d : nullptr;
         int64_t l = 0;
         for (; l + 4 <= size; l += 4)
             mix_equal_lanes<4, C>(l, size, weights, step, lane_step, factor, from, rows.pitch,
-                                  first, to + d, to_pitch);
+                                  first, to + d, to_pitch, stream);
         for (; l + 2 <= size; l += 2)
             mix_equal_lanes<2, C>(l, size, weights, step, lane_step, factor, from, rows.pitch,
-                                  first, to + d, to_pitch);
+                                  first, to + d, to_pitch, stream);
         for (; l < size; l++)
             mix_equal_lanes<1, C>(l, size, weights, step, lane_step, factor, from, rows.pitch,
-                                  first, to + d, to_pitch);
+                                  first, to + d, to_pitch, stream);
     };
     int64_t d = 0;
     for (; d + WIDE_TILE * WIDTH <= width; d += WIDE_TILE * WIDTH) columns(Number<WIDE_TILE>{}, d);

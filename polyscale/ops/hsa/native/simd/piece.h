@@ -1,5 +1,6 @@
 // A piece of a tree (a chunk or a top) in memory, for one head of one batch entry.
 
+enum { LARGE_BYTES = 1 << 22 };
 enum { BLOCKS = 0, BLOCKS_BACKWARD = 1, COLUMNS = 2, COLUMNS_BACKWARD = 3 };
 enum { VECTOR_SLOT = WIDTH == 4 ? 0 : WIDTH == 8 ? 1 : 2 };
 
@@ -113,6 +114,11 @@ INLINE View view_of(const Plan& plan, int64_t piece, bool top) {
     return v;
 }
 
+// Whether a tensor of a problem is larger than a core's part of the caches.
+INLINE bool is_large(const Problem& p) {
+    return p.batch * p.heads * p.rows * p.value_width * 4 > LARGE_BYTES;
+}
+
 // Everything the steps of one copy of a unit see.
 struct Context {
     const Problem& p;
@@ -120,6 +126,7 @@ struct Context {
     const Unit& unit;
     const Shape s;
     const int64_t batch, head, key_head;
+    const bool streams;  // results go past the caches
     const uint8_t* ignored;
     const float *position_query, *position_key;
     float *grad_position_query, *grad_position_key;
@@ -127,7 +134,8 @@ struct Context {
     Context(const Work& w, bool backward)
         : p(*w.problem), plan(read_plan(w.problem->plan)), unit(*w.unit),
           s(shape_of(*w.problem, backward)), batch(w.batch), head(w.head),
-          key_head(w.head / (w.problem->heads / w.problem->key_heads)) {
+          key_head(w.head / (w.problem->heads / w.problem->key_heads)),
+          streams(is_large(*w.problem)) {
         ignored = p.ignored ? p.ignored + batch * p.rows : nullptr;
         const int64_t nodes = plan.header->nodes, size = nodes * p.position_width;
         const int64_t at = p.position_heads > 1 ? head * size : 0;
@@ -174,10 +182,17 @@ static Rows read_leaves(const Context& c, const View& v, const Tensor& from, int
     return {(const float*)first - in_place * from.row, from.row};
 }
 
-// Prefetches rows of an input that stay in place, for the nodes some way after a group of lanes.
-INLINE void fetch_leaves(const Rows& rows, int64_t low, int64_t high, int64_t nodes, int64_t width) {
-    for (int64_t node = low + FAR_AHEAD; node < least(high + FAR_AHEAD, nodes); node++)
+// Prefetches rows of an input that stay in place, some way after a group of lanes: past the end of a
+// chunk lie the rows of the next one, or of the next head.
+INLINE void fetch_leaves(const Rows& rows, int64_t low, int64_t high, int64_t width) {
+    for (int64_t node = low + FAR_AHEAD; node < high + FAR_AHEAD; node++)
         fetch_row(rows[node], width * 4);
+}
+
+// The same for rows that are read once.
+INLINE void fetch_leaves_once(const Rows& rows, int64_t low, int64_t high, int64_t width) {
+    for (int64_t node = low + FAR_AHEAD; node < high + FAR_AHEAD; node++)
+        for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(rows[node] + i, 0, 0);
 }
 
 // The rows of chunk roots, or numbers of them, at the leaves of a top.
@@ -239,13 +254,14 @@ INLINE void pool_columns(const float* shares, int64_t count, const float* from, 
 }
 
 // The rows of `parents` nodes from `parent` on from those of their children.
-template <bool SUM>
+template <bool SUM, bool AHEAD = false>
 static void pool_parents(const View& v, const Nodes& n, int64_t parent, int64_t parents, Rows from,
                          int64_t width, float* rows) {
     for (int64_t i = parent; i < parent + parents; i++) {
         const int64_t first = v.at.first[i], count = v.at.count[i];
         if (!count) continue;
         const float* child = from[first];
+        if (AHEAD) fetch_leaves(from, first, first + count, width);
         int64_t d = 0;
         if (count == 2)
             for (; d + 4 * WIDTH <= width; d += 4 * WIDTH)
@@ -264,8 +280,11 @@ static void pool_parents(const View& v, const Nodes& n, int64_t parent, int64_t 
 template <bool SUM>
 static void pool(const View& v, const Nodes& n, const Rows& leaves, int64_t width, float* rows) {
     for (int64_t l = v.levels - 2; l >= 0; l--) {
-        const Rows from = v.begin(l + 1) < n.in_place ? Rows{rows, width} : leaves;
-        pool_parents<SUM>(v, n, v.begin(l), v.end(l) - v.begin(l), from, width, rows);
+        const int64_t parent = v.begin(l), parents = v.end(l) - v.begin(l);
+        if (v.begin(l + 1) < n.in_place)
+            pool_parents<SUM>(v, n, parent, parents, {rows, width}, width, rows);
+        else
+            pool_parents<SUM, true>(v, n, parent, parents, leaves, width, rows);
     }
 }
 

@@ -55,6 +55,24 @@ INLINE float* gradient_row(const Tensor& t, int64_t batch, int64_t head, int64_t
     return (float*)t.data + batch * t.batch + head * t.head + row * t.row;
 }
 
+// Past the caches, to whole vectors' addresses, for results that are too large to stay in them.
+INLINE void store_to_memory(float* to, Vector x) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(to, (__m512)x);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(to, (__m256)x);
+#else
+    store(to, x);
+#endif
+}
+
+// Before another thread reads what was stored so.
+INLINE void wait_for_memory() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 INLINE void put_floats(const float* from, float factor, int64_t width, float* to) {
     int64_t i = 0;
     for (; i + WIDTH <= width; i += WIDTH) store(to + i, splat(factor) * load(from + i));
