@@ -122,24 +122,37 @@ class LevelCache(Cache):
 
         `bytes_held` are those of all rows. `bytes_read_per_token` and `dense_bytes_per_token` are
         those that a decoded token of one row reads, here and with whole keys. `share_opened` is
-        the share of tokens read exactly (with `mass`, that of `heavy` tokens in its place). The
-        audit's `kl` and `output_error` are means over the audited `rows` of the heads.
+        the share of tokens read exactly; None, with the reason in `share_opened_why`, if there is
+        none: with `mass` only audited tokens (`audit_every`) are counted, and without any the bytes
+        read are None, too. The audit's `kl` and `output_error` are means over the audited `rows` of
+        the heads.
         """
         layers = self._levels()
         decoded = max((layer.decoded for layer in layers), default=0)
         seen = sum(layer.seen for layer in layers)
         opened = sum(layer.opened for layer in layers)
         sizes = [layer.bytes() for layer in layers]
+        read = [size["read"] for size in sizes]
         return {
             "tokens": self.get_seq_length(),
             "decoded": decoded,
-            "bytes_held": sum(size["held"] for size in sizes),
-            "bytes_allocated": sum(size["allocated"] for size in sizes),
-            "bytes_read_per_token": sum(size["read"] for size in sizes),
-            "dense_bytes_per_token": sum(size["dense"] for size in sizes),
+            "bytes_held": _total(sizes, "held"),
+            "bytes_allocated": _total(sizes, "allocated"),
+            "bytes_read_per_token": None if None in read else _total(sizes, "read"),
+            "dense_bytes_per_token": _total(sizes, "dense"),
             "share_opened": opened / seen if seen else None,
+            "share_opened_why": None if seen else self._why_unknown(decoded),
             "audit": self._audited(),
         }
+
+    def _why_unknown(self, decoded: int) -> str:
+        if not decoded:
+            return "no token was decoded from levels yet"
+        return (
+            f"mass={self.options.mass} opens what each query needs, which is counted in audited "
+            f"tokens alone, and there is none yet; pass audit_every (it is "
+            f"{self.options.audit_every})"
+        )
 
     def _audited(self) -> dict[str, Any] | None:
         audits = [one for layer in self._levels() for one in layer.audits]
@@ -224,3 +237,7 @@ def _whole_keys(layer: Any, number: int) -> dict[str, Tensor]:
             "which forgets tokens"
         )
     return {"keys": layer.keys, "values": layer.values}
+
+
+def _total(sizes: list[dict[str, int | None]], name: str) -> int:
+    return sum(size[name] or 0 for size in sizes)

@@ -84,8 +84,9 @@ class LevelLayer(CacheLayerMixin):
         self.real: Tensor | None = None  # [B, columns], None if there is no padding
         self.new: Tensor | None = None  # [B, N] of the last call, likewise
         self.decoded = 0  # tokens of a row
-        self.opened = 0.0  # tokens read exactly, summed over the decoded ones
+        self.opened = 0.0  # tokens read exactly, summed over the decoded ones that were counted
         self.seen = 0.0  # tokens there were, likewise
+        self.counted = 0  # of the decoded ones: all, or with `mass` those that were audited
         self.audits: list[tuple[float, float, int]] = []  # KL, error of the output, rows
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -190,13 +191,19 @@ class LevelLayer(CacheLayerMixin):
         return output.masked_fill(~self.new[:, None, :, None], 0.0)
 
     def _count(self, count: int) -> None:
-        """Note what the newest tokens read, of a row without padding."""
+        """Note what the newest tokens read, of a row without padding.
+
+        With `mass` nobody knows before the query is there; the audit counts what it opened.
+        """
         options = self.options
+        self.decoded += count
+        if options.mass is not None:
+            return
         for length in range(self.columns - count + 1, self.columns + 1):
             newest = max(length % BLOCK, options.near)
             self.seen += length
             self.opened += min(length, newest + options.sinks + options.heavy)
-        self.decoded += count
+        self.counted += count
 
     def _audit(self, query: Tensor, options: dict[str, Any]) -> None:
         """Compare the due rows among the newest with exact attention."""
@@ -205,6 +212,10 @@ class LevelLayer(CacheLayerMixin):
         numbers = range(self.decoded - count + 1, self.decoded + 1)
         due = [at for at, number in enumerate(numbers) if number % every == 0]
         audit = level_audit(query, self.store, **options)
+        if self.options.mass is not None:
+            self.opened += float(audit.opened[:, :, due].double().mean((0, 1)).sum())
+            self.seen += float(audit.seen[:, due].double().mean(0).sum())
+            self.counted += len(due)
         there = (audit.seen[:, due] > 0)[:, None].expand(-1, query.shape[1], -1)
         for divergence, error in zip(
             audit.divergence[:, :, due].unbind(2), audit.error[:, :, due].unbind(2), strict=True
@@ -290,8 +301,11 @@ class LevelLayer(CacheLayerMixin):
     def prefetch(self) -> None:
         """Do nothing: the layer computes where its tokens are."""
 
-    def bytes(self) -> dict[str, int]:
-        """Return bytes held, allocated, read for a token of a row, and read for it densely."""
+    def bytes(self) -> dict[str, int | None]:
+        """Return bytes held, allocated, read for a token of a row, and read for it densely.
+
+        Those read are None where tokens were decoded but nobody counted what they opened.
+        """
         if self.store is None:
             if self.keys is None or self.values is None:
                 return dict.fromkeys(("held", "allocated", "read", "dense"), 0)
@@ -299,12 +313,13 @@ class LevelLayer(CacheLayerMixin):
             read = held // max(len(self.keys), 1)
             return {"held": held, "allocated": held, "read": read, "dense": read}
         store = self.store
-        opened = round(self.opened / self.decoded) if self.decoded else 0
+        opened = round(self.opened / self.counted) if self.counted else 0
+        unknown = self.decoded > 0 and not self.counted
         width = store.width + store.value_width
         return {
             "held": store.bytes_held(),
             "allocated": store.bytes_allocated(),
-            "read": store.heads * sum(store.bytes_read(opened).values()),
+            "read": None if unknown else store.heads * sum(store.bytes_read(opened).values()),
             "dense": store.heads * store.longest * width * store.keys.element_size(),
         }
 

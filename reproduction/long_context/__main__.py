@@ -72,13 +72,15 @@ def main() -> None:
     if options.measure == "needles":
         length = max(options.lengths)
     texts = long_articles(options.data_dir, tokenizer, options.articles, length, options.first)
+    # An article has the same number in every draw, in the results and in the files of `--work-dir`.
+    numbered = dict(enumerate(texts, start=options.first))
     if options.measure == "perplexity":
-        measures.measure_perplexity(reader, results, settings, texts, options.prompt)
+        measures.measure_perplexity(reader, results, settings, numbered, options.prompt)
     elif options.measure == "needles":
         measures.measure_needles(reader, results, settings, texts, tokenizer, options.lengths)
     else:
         measures.measure_continuations(
-            reader, results, settings, texts, options.prompt, options.following
+            reader, results, settings, numbered, options.prompt, options.following
         )
 
 

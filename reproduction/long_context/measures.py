@@ -19,17 +19,21 @@ QUESTION = "\n\nQuestion: What is the secret number?\nAnswer: The secret number 
 
 
 def measure_perplexity(
-    reader: Reader, results: Results, settings: dict[str, Setting], texts: list[Tensor], prompt: int
+    reader: Reader,
+    results: Results,
+    settings: dict[str, Setting],
+    texts: dict[int, Tensor],
+    prompt: int,
 ) -> None:
-    """Score what follows each text's first `prompt` tokens."""
-    for number, ids in enumerate(texts):
+    """Score what follows the first `prompt` tokens of each text, by the number of its article."""
+    for number, ids in texts.items():
         item = f"{prompt} + {ids.shape[1] - prompt - 1}, article {number}"
         for name, setting in settings.items():
             if results.find(name, item):
                 continue
             begin = time.perf_counter()
             cache, _ = reader.read(f"article{number}-{prompt}", ids[:, :prompt], setting)
-            read = time.perf_counter()
+            read, share = time.perf_counter(), reader.share
             losses, report = reader.losses(cache, ids[:, prompt:], setting)
             results.add(
                 name,
@@ -37,8 +41,9 @@ def measure_perplexity(
                 loss=float(losses.mean()),
                 read=round(read - begin, 2),
                 scored=round(time.perf_counter() - read, 2),
-                losses=[round(float(loss), 5) for loss in losses],
+                losses=[round(float(loss), 4) for loss in losses],
                 report=report,
+                share=share,
             )
 
 
@@ -88,12 +93,12 @@ def measure_continuations(
     reader: Reader,
     results: Results,
     settings: dict[str, Setting],
-    texts: list[Tensor],
+    texts: dict[int, Tensor],
     prompt: int,
     count: int,
 ) -> None:
     """Continue each text greedily, and compare with softmax attention's own continuation."""
-    for number, ids in enumerate(texts):
+    for number, ids in texts.items():
         item = f"{prompt} + {count}, article {number}"
         for name, setting in {"dense": Setting(), **settings}.items():
             if results.find(name, item):

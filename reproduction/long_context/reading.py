@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import polyscale as ps
+from reproduction.long_context.peers import AT_ONCE as PEERS_AT_ONCE
+from reproduction.long_context.peers import Peer, attended_by, peer_cache
 from reproduction.long_context.settings import Setting
 
 AT_ONCE = 1 << 20  # tokens after a prompt that are decoded in one call, each choosing for itself
@@ -49,16 +51,25 @@ class Reader:
     def __init__(self, model: Any, work_dir: Path | None) -> None:
         self.model = model
         self.work_dir = work_dir
+        self.share: float | None = None  # of the pairs of the last prompt, where they were counted
 
     def read(self, name: str, ids: Tensor, setting: Setting) -> tuple[DynamicCache, Tensor]:
         """Return the cache a prompt `[1, N]` leaves, and the logits `[1, V]` of its last token."""
         path = None if self.work_dir is None else self.work_dir / f"{name}.safetensors"
-        dense = setting.prompt is None
+        dense = setting.prompt is None and setting.read_by is None
+        self.share = None
         if dense and path is not None and path.is_file():
             return _unpack(load_file(path))
         cache = DynamicCache(config=self.model.config)
-        with torch.no_grad(), injected(self.model, setting.prompt):
+        peer = _peer(setting.read_by)
+        with (
+            torch.no_grad(),
+            injected(self.model, setting.prompt),
+            attended_by(self.model, peer),
+        ):
             logits = self.model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+        if peer is not None:
+            self.share = sum(peer.shares) / len(peer.shares)
         if dense and path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             tensors = {"logits": logits}
@@ -70,6 +81,8 @@ class Reader:
 
     def losses(self, cache: DynamicCache, ids: Tensor, setting: Setting) -> tuple[Tensor, Any]:
         """Return the loss `[T]` of tokens `ids[1:]` after a read prompt, and the cache's report."""
+        if setting.decoded_by is not None or setting.held_in is not None:
+            return self._losses_by_peer(cache, ids, setting), None
         with torch.no_grad(), injected(self.model, None, setting.cache):
             past: Any = cache
             if setting.cache is not None:
@@ -80,10 +93,31 @@ class Reader:
             report = past.report() if setting.cache is not None else None
         return F.cross_entropy(logits.float(), ids[0, 1:], reduction="none"), report
 
+    def _losses_by_peer(self, cache: DynamicCache, ids: Tensor, setting: Setting) -> Tensor:
+        """Return the losses with a peer's cache or attention.
+
+        Quantized caches keep so many newest tokens whole as go in one call here, so that each token
+        sees what it would see if they came one by one.
+        """
+        past: Any = cache
+        if setting.held_in is not None:
+            kind, options = setting.held_in
+            past = peer_cache(kind, cache, self.model.config, options)
+        logits = []
+        with torch.no_grad(), attended_by(self.model, _peer(setting.decoded_by)):
+            for part in ids[:, :-1].split(PEERS_AT_ONCE, dim=1):
+                logits.append(self.model(part, past_key_values=past).logits[0])
+        return F.cross_entropy(torch.cat(logits).float(), ids[0, 1:], reduction="none")
+
     def greedy(
         self, cache: DynamicCache, logits: Tensor, count: int, setting: Setting
     ) -> tuple[list[int], list[float]]:
         """Return `count` tokens decoded greedily, and the gap of the logits at each."""
+        if setting.decoded_by is not None or setting.held_in is not None:
+            raise ValueError(
+                "--settings must decode densely or from levels for needles and continuations, got "
+                "a peer's cache; measure perplexity of it"
+            )
         with torch.no_grad(), injected(self.model, None, setting.cache):
             past: Any = cache
             if setting.cache is not None:
@@ -99,6 +133,10 @@ class Reader:
                     new = best.indices[None, :1]
                     logits = self.model(new, past_key_values=past).logits[:, -1]
         return tokens, gaps
+
+
+def _peer(choice: tuple[str, dict[str, Any]] | None) -> Peer | None:
+    return None if choice is None else Peer(choice[0], **choice[1])
 
 
 def _unpack(tensors: dict[str, Tensor]) -> tuple[DynamicCache, Tensor]:

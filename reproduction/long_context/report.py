@@ -7,10 +7,25 @@ import math
 from pathlib import Path
 from typing import Any
 
+from reproduction.long_context.articles import CHOOSING
 from reproduction.long_context.results import Results
 from reproduction.long_context.settings import DENSE
 
 KINDS = ("perplexity", "needles", "continuations", "timing")
+DRAWS = {
+    "held out": f"held-out articles (from number {CHOOSING})",
+    "choosing": f"the {CHOOSING} articles that chose the defaults",
+}
+PERPLEXITY = (
+    "prompt",
+    "setting",
+    "pairs",
+    "articles",
+    "times softmax attention's",
+    "standard error",
+    "worst",
+    "of article",
+)
 
 
 def write_report(folder: Path) -> str:
@@ -24,21 +39,11 @@ def write_report(folder: Path) -> str:
     )
     if "perplexity" in found:
         summary["perplexity"] = _perplexities(found["perplexity"])
-        text += ["", "## Perplexity of what follows the prompt, relative to softmax attention", ""]
-        text += _table(
-            ("prompt", "setting", "articles", "x", "standard error", "worst article"),
-            [
-                (
-                    row["length"],
-                    row["setting"],
-                    str(row["articles"]),
-                    f"{row['ratio']:.4f}",
-                    f"{row['error']:.4f}",
-                    f"{row['worst']:.4f}",
-                )
-                for row in summary["perplexity"]
-            ],
-        )
+        for draw, title in DRAWS.items():
+            rows = [row for row in summary["perplexity"] if row["draw"] == draw]
+            if rows:
+                text += ["", f"## Perplexity of what follows the prompt: {title}", ""]
+                text += _table(PERPLEXITY, [_perplexity_row(row) for row in rows])
     if "needles" in found:
         summary["needles"] = _counts(found["needles"], "found")
         text += ["", "## Seven-digit numbers found", ""]
@@ -90,34 +95,54 @@ def write_report(folder: Path) -> str:
 
 
 def _perplexities(results: Results) -> list[dict[str, Any]]:
-    rows = []
+    """One row for each draw, length and setting, over the articles that softmax has, too."""
     dense = results.of(DENSE)
-    lengths = list(dict.fromkeys(item.split(",")[0] for item in dense))
-    for length in lengths:
-        for name in results.settings():
-            own = {
-                item: record["loss"] - dense[item]["loss"]
-                for item, record in results.of(name).items()
-                if item in dense and item.split(",")[0] == length
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    shares: dict[tuple[str, str, str], list[float]] = {}
+    for (name, item), record in results.records.items():
+        if name == DENSE or item not in dense:
+            continue
+        length, number = item.split(", article ")
+        group = ("choosing" if int(number) < CHOOSING else "held out", length, name)
+        found.setdefault(group, {})[int(number)] = math.exp(record["loss"] - dense[item]["loss"])
+        if record.get("share") is not None:
+            shares.setdefault(group, []).append(record["share"])
+    rows = []
+    for group, by_article in found.items():
+        draw, length, name = group
+        ratios = list(by_article.values())
+        mean = sum(ratios) / len(ratios)
+        spread = sum((ratio - mean) ** 2 for ratio in ratios)
+        counted = shares.get(group)
+        rows.append(
+            {
+                "draw": draw,
+                "length": length,
+                "setting": name,
+                "share": sum(counted) / len(counted) if counted else None,
+                "articles": len(ratios),
+                "ratio": mean,
+                # One article says nothing of the spread.
+                "error": math.sqrt(spread / (len(ratios) - 1) / len(ratios)) if spread else None,
+                "worst": max(ratios),
+                "worst_article": max(by_article, key=lambda number: by_article[number]),
+                "ratios": {str(number): by_article[number] for number in sorted(by_article)},
             }
-            if not own or name == DENSE:
-                continue
-            ratios = [math.exp(change) for change in own.values()]
-            mean = sum(ratios) / len(ratios)
-            spread = sum((ratio - mean) ** 2 for ratio in ratios)
-            error = math.sqrt(spread / max(len(ratios) - 1, 1) / len(ratios))
-            rows.append(
-                {
-                    "length": length,
-                    "setting": name,
-                    "articles": len(ratios),
-                    "ratio": mean,
-                    "error": error,
-                    "worst": max(ratios),
-                    "ratios": ratios,
-                }
-            )
-    return rows
+        )
+    return sorted(rows, key=lambda row: row["length"])
+
+
+def _perplexity_row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["length"],
+        row["setting"],
+        "" if row["share"] is None else f"{row['share']:.1%}",
+        str(row["articles"]),
+        f"{row['ratio']:.4f}",
+        "" if row["error"] is None else f"{row['error']:.4f}",
+        f"{row['worst']:.4f}",
+        str(row["worst_article"]),
+    )
 
 
 def _counts(results: Results, field: str) -> list[dict[str, Any]]:

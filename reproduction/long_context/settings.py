@@ -8,10 +8,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Setting:
-    """Options of `inject_opened`: of the prompt and of the cache; None is softmax attention."""
+    """Options of `inject_opened`: of the prompt and of the cache; None is softmax attention.
+
+    Peers: `read_by` and `decoded_by` are a choice of keys with its options, `held_in` a kind of
+    cache with its own.
+    """
 
     prompt: dict[str, Any] | None = None
     cache: dict[str, Any] | None = None
+    read_by: tuple[str, dict[str, Any]] | None = None
+    decoded_by: tuple[str, dict[str, Any]] | None = None
+    held_in: tuple[str, dict[str, Any]] | None = None
 
 
 DENSE = "dense"
@@ -48,6 +55,31 @@ SETTINGS: dict[str, Setting] = {
     ),
     "opened, mass .95, levels 4,4": Setting(prompt={"mass": 0.95}, cache={"bits": (4, 4)}),
     "opened, heavy 256, levels 4,4": Setting(prompt={"heavy": 256}, cache={"bits": (4, 4)}),
+}
+
+# Peers. Of prompts at HEAVY, where the share of pairs is that of mass .95; of caches, those that
+# drop tokens keep 624 of them, 15 % of 4,096, about the bytes that levels read.
+HEAVY = 448
+SETTINGS |= {
+    f"streaming, near {64 + HEAVY}": Setting(prompt={"near": 64 + HEAVY, "heavy": 0}),
+    f"opened, heavy {HEAVY}": Setting(prompt={"heavy": HEAVY}),
+    "opened, mass .95, pairs counted": Setting(read_by=("opened", {"mass": 0.95})),
+    **{
+        f"{name}, heavy {HEAVY}": Setting(read_by=(chooser, {"heavy": HEAVY}))
+        for name, chooser in (
+            ("true mass", "true mass (limit)"),
+            ("antidiagonal", "antidiagonal sums (XAttention)"),
+            ("pooled means", "pooled means (MInference, MoBA)"),
+            ("Quest", "min/max bounds (Quest)"),
+        )
+    },
+    "cache bfloat16": Setting(held_in=("bfloat16", {})),
+    "cache quanto 4 bits": Setting(held_in=("quanto", {"nbits": 4})),
+    "cache quanto 2 bits": Setting(held_in=("quanto", {"nbits": 2})),
+    "cache fp8": Setting(held_in=("fp8", {})),
+    "decoding: streaming, near 608": Setting(decoded_by=("top", {"near": 608})),
+    "decoding: top 544, rest dropped": Setting(decoded_by=("top", {"heavy": 544})),
+    "decoding: Quest 544": Setting(decoded_by=("pages", {"heavy": 544})),
 }
 
 

@@ -304,6 +304,29 @@ def test_the_report_counts_bytes_held_and_read_and_what_was_opened() -> None:
     assert report["audit"] is None
 
 
+def test_what_a_share_of_the_mass_opens_is_counted_where_it_is_audited_or_said_to_be_unknown() -> (
+    None
+):
+    ids, reports = text(1, 330), {}
+    for mass, every in ((0.0, 1), (1.0, 1), (1.0, 0)):
+        model = coarse(mass=mass, audit_every=every, near=64, sinks=16)
+        with torch.no_grad():
+            cache = model(ids[:, :320]).past_key_values
+            assert "no token" in cache.report()["share_opened_why"]
+            model(ids[:, 320:], past_key_values=cache)
+        reports[mass, every] = cache.report()
+    few, all_of_them, unknown = reports.values()
+    # Nothing heavy: the first 16 tokens and the newest 64, of 321 to 330.
+    assert few["share_opened"] == pytest.approx(80 / 325.5)
+    assert all_of_them["share_opened"] > 0.99
+    assert all_of_them["share_opened_why"] is None
+    assert few["bytes_read_per_token"] < all_of_them["bytes_read_per_token"]
+    assert unknown["share_opened"] is None
+    assert unknown["bytes_read_per_token"] is None
+    assert "mass=1.0" in unknown["share_opened_why"]
+    assert "audit_every" in unknown["share_opened_why"]
+
+
 def test_every_so_manieth_token_is_audited() -> None:
     model, ids = coarse(audit_every=4), text(1, 160)
     with torch.no_grad():

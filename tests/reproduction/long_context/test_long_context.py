@@ -12,6 +12,7 @@ import polyscale as ps
 from reproduction.long_context import __main__ as command
 from reproduction.long_context.articles import long_articles, read_pages
 from reproduction.long_context.measures import needle_prompt
+from reproduction.long_context.peers import drop
 from reproduction.long_context.report import write_report
 from reproduction.long_context.settings import SETTINGS, find_settings
 from tests.inject.models import llama
@@ -96,6 +97,83 @@ def test_every_measure_runs_goes_on_where_it_stopped_and_is_reported(
     assert len(summary["timing"]) == 4
     for title in ("Perplexity of what follows", "numbers found", "continuations", "Time"):
         assert title in text
+
+
+def test_peers_for_prompts_and_caches_are_measured_and_their_pairs_counted(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [
+        "true mass, heavy 448",
+        "antidiagonal, heavy 448",
+        "pooled means, heavy 448",
+        "Quest, heavy 448",
+        "opened, mass .95, pairs counted",
+        "opened, mass .95",
+    ]
+    caches = [
+        "cache bfloat16",
+        "cache fp8",
+        "decoding: streaming, near 608",
+        "decoding: top 544, rest dropped",
+        "decoding: Quest 544",
+    ]
+    common = ["--model", folders[0], "--data-dir", folders[1], "--output", tmp_path]
+    sizes = ["--articles", 2, "--first", 1, "--prompt", 256, "--following", 150]
+    run(monkeypatch, "perplexity", *common, *sizes, "--settings", "dense", *prompts, *caches)
+    write_report(tmp_path)
+    rows = {
+        row["setting"]: row
+        for row in json.loads((tmp_path / "results.json").read_text())["perplexity"]
+    }
+    assert {row["draw"] for row in rows.values()} == {"choosing"}
+    for name in prompts[:4]:  # so many keys that all are opened
+        assert rows[name]["share"] == 1
+        assert rows[name]["ratio"] == pytest.approx(1, abs=1e-5)
+    counted, own = rows[prompts[4]], rows[prompts[5]]
+    assert 0.3 < counted["share"] < 1
+    assert counted["ratios"] == pytest.approx(own["ratios"], rel=1e-6)
+    assert list(own["ratios"]) == ["1", "2"]
+    for name in caches[2:]:  # all of 406 tokens are among the 544 or 608
+        assert rows[name]["ratio"] == pytest.approx(1, abs=1e-5)
+    for name in caches[:2]:
+        assert 1e-8 < abs(rows[name]["ratio"] - 1) < 0.05
+    with pytest.raises(ValueError, match="got a peer's cache"):
+        run(
+            monkeypatch,
+            "needles",
+            *common,
+            "--lengths",
+            200,
+            "--articles",
+            1,
+            "--settings",
+            caches[0],
+        )
+
+
+def test_the_rest_is_dropped_but_for_near_first_and_the_heaviest_keys() -> None:
+    query = torch.zeros(1, 2, 1, 8)
+    query[..., 0] = 4.0
+    key, value = torch.zeros(1, 1, 200, 8), torch.eye(200)[None, None]
+    key[0, 0, [50, 90], 0] = torch.tensor([6.0, 5.0])
+    for how, kept in (("top", {50, 90}), ("pages", {*range(48, 64), *range(80, 96)})):
+        count = 2 if how == "top" else 32
+        output = drop(query, key, value, 1.0, how, near=4, sinks=2, heavy=count)
+        assert set(output[0, 1, 0].nonzero()[:, 0].tolist()) == {0, 1, *kept, *range(196, 200)}
+
+
+def test_held_out_articles_are_reported_apart_from_those_that_chose(tmp_path: Path) -> None:
+    for number in (7, 8, 9):
+        for name, loss in (("dense", 2.0), ("levels 4,4", 2.0 + 0.01 * number)):
+            record = {"setting": name, "item": f"64 + 9, article {number}", "loss": loss}
+            with (tmp_path / "perplexity.jsonl").open("a") as file:
+                file.write(json.dumps(record) + "\n")
+    text = write_report(tmp_path)
+    rows = json.loads((tmp_path / "results.json").read_text())["perplexity"]
+    assert [(row["draw"], row["articles"]) for row in rows] == [("choosing", 1), ("held out", 2)]
+    assert rows[0]["error"] is None
+    assert rows[1]["worst_article"] == 9
+    assert text.index("held-out articles") < text.index("chose the defaults")
 
 
 def test_unknown_settings_are_refused_with_what_there_is() -> None:
