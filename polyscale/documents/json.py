@@ -9,7 +9,7 @@ from polyscale.documents.document import Document
 from polyscale.documents.text import Text
 
 _TOKEN = re.compile(
-    r"[ \t\n\r]*(?:(?P<string>\"(?:[^\"\\\x00-\x1f]|\\.)*\")"
+    r"[ \t\n\r]*(?:(?P<string>\"[^\"\\\x00-\x1f]*(?:\\.[^\"\\\x00-\x1f]*)*\")"
     r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
     r"|(?P<word>true|false|null)|(?P<mark>[][{}:,]))"
 )

@@ -121,12 +121,15 @@ class _MarkdownReader:
         found = self.source[first:last].replace("\n", " ").find(content)
         return (first, last) if found < 0 else (first + found, first + found + len(content))
 
-    def _places(self, content: str, first_line: int, end_line: int) -> list[int]:
+    def _places(self, content: str, first_line: int, end_line: int) -> Sequence[int]:
         """Where each character of a block's content stands in the source.
 
         Lines of the content are those of the source without what precedes them in quotes and lists,
         so they are aligned from their ends.
         """
+        if "\n" not in content:  # as a range, because a line may have millions of characters
+            row = min(first_line, len(self.lines) - 2)
+            return self._aligned(content, self.lines[row], self.lines[row + 1])
         places: list[int] = []
         for number, line in enumerate(content.split("\n")):
             row = min(first_line + number, end_line - 1, len(self.lines) - 2)
@@ -134,10 +137,10 @@ class _MarkdownReader:
             places.append(self.lines[row + 1] - 1)  # the line break
         return places[:-1]
 
-    def _aligned(self, line: str, begin: int, end: int) -> list[int]:
+    def _aligned(self, line: str, begin: int, end: int) -> Sequence[int]:
         found = self.source.rfind(line, begin, end)
         if found >= 0:
-            return list(range(found, found + len(line)))
+            return range(found, found + len(line))
         at, places = end - 1, [begin] * len(line)
         for index in range(len(line) - 1, -1, -1):
             here = at
@@ -151,7 +154,7 @@ class _MarkdownReader:
                 places[index] = max(begin, at)
         return places
 
-    def _places_in_row(self, token: Any) -> list[int]:
+    def _places_in_row(self, token: Any) -> Sequence[int]:
         """Where the characters of a cell stand; cells are found from left to right."""
         row = min(token.map[0], len(self.lines) - 2)
         end = self.lines[row + 1]

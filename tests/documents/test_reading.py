@@ -339,6 +339,14 @@ def test_what_has_no_content_is_a_value_error(read: object, source: str) -> None
 def test_a_line_of_50_megabytes_is_read_or_refused_by_its_leaves() -> None:
     long = "x" * 50_000_000
     assert read_html(f"<p>{long}</p>").tree.num_leaves == 1
+    for read, source in (
+        (read_markdown, long),
+        (read_json, f'"{long}"'),
+        (read_table, f"a\n{long}"),
+    ):
+        assert read(source).tree.num_leaves == 1  # type: ignore[operator]
+    with pytest.raises(ValueError, match=r"got .* at character 0"):
+        read_json(f'"{long}')
     with pytest.raises(ValueError, match="source must have at most 1,000 leaves"):
         read_html("word " * 2_000_000, Reading(max_leaves=1000))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pictures
+from transformers import AutoProcessor
 
 import polyscale as ps
 from polyscale.models.hte.inputs import prune_inputs
@@ -51,6 +52,8 @@ def test_a_model_answers_and_is_loaded_with_its_processor(model, tmp_path):
 
 def test_a_processor_is_loaded_alone_and_a_model_without_one_says_so(model, tmp_path):
     model.processor.save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    assert isinstance(AutoProcessor.from_pretrained(tmp_path), ps.HTEProcessor)
     loaded = ps.HTEProcessor.from_pretrained(tmp_path)
     assert torch.equal(loaded(PAGES)["inputs"]["text"], model.processor(PAGES)["inputs"]["text"])
     with pytest.raises(ValueError, match="processor must be set to read documents, got None"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, ProcessorMixin
+from transformers import AutoProcessor, PreTrainedTokenizerFast, ProcessorMixin
 
 from polyscale._extras import require
 from polyscale.checks import check_choice, check_integer
@@ -311,3 +311,6 @@ def _vocabulary(words: Sequence[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=made, unk_token=UNKNOWN, pad_token=PADDING, split_special_tokens=True
     )
+
+
+AutoProcessor.register(HTEConfig, HTEProcessor)
