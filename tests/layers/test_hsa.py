@@ -379,7 +379,7 @@ def test_bad_arguments_are_refused_by_name():
     with pytest.raises(ValueError, match=r"x must have shape .* got \(10, 11\)"):
         layer(x[:, 1:], tree)
     with pytest.raises(TypeError, match=r"tree must be a SignalTree, got \(8, 8\); windows of rows"):
-        layer(torch.randn(1, 64, 8), (8, 8))
+        layer(torch.randn(1, 64, 12), (8, 8))
     with pytest.raises(ValueError, match="tree must be given"):
         layer(x)
     with pytest.raises(ValueError, match=r"9 rows .* 10"):
