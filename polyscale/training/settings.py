@@ -33,7 +33,8 @@ class TrainingSettings:
         max_grad_norm: gradients are clipped to this norm.
         bucket_by_length: batch samples of similar length, for less padding.
         bf16: bfloat16 autocast.
-        compile: `torch.compile` the model.
+        compile: `torch.compile` the model; runs of the tree encoder (`hsa` on other than language
+            tasks) refuse it, as its steps do not get faster.
         shard: shard weights, gradients and moments over the processes (FSDP 2), for models whose
             training does not fit one device.
         log_every: steps between two points of the training curve.

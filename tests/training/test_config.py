@@ -6,10 +6,13 @@ from polyscale.data.tasks import TASKS
 from polyscale.training.builders import model_for_task
 from polyscale.training.config import MODELS, RunConfig, models_of_task, read_assignment
 from polyscale.training.presets import PRESETS, preset_config
+from polyscale.training.settings import TrainingSettings
 
 CONFIG = RunConfig(
     task="copy", model="hkt", task_options={"length": 16}, model_options={"levels": 2}, seed=3
 )
+
+_COMPILED = TrainingSettings(compile=True)
 
 
 def test_yaml_and_back_is_the_same_run(tmp_path):
@@ -208,3 +211,16 @@ def test_an_alias_that_saves_a_line_is_read(tmp_path):
         "model_options: {levels: 2}\n"
     )
     assert RunConfig.from_yaml(path).task_options == {"train": 20, "test": 20}
+
+
+def test_compiling_the_tree_encoder_is_refused_with_the_reason(tmp_path):
+    text = "task: listops\nmodel: hsa\ntraining: {compile: true}\n"
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"run\.yaml: training\.compile must be false .* not faster .* set it to"
+    ):
+        RunConfig.from_yaml(tmp_path / "run.yaml")
+    for model in ("hkt", "standard", "fsa"):
+        assert replace(RunConfig("listops", model), training=_COMPILED).training.compile
+    # The language model has windows of equal size and does get faster.
+    assert replace(RunConfig("copy", "hsa"), training=_COMPILED).training.compile

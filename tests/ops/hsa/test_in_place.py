@@ -1,11 +1,24 @@
 """Leaves read where the inputs have them, and results stored past the caches."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
 
 from polyscale.ops.hsa import hsa_attention
+from polyscale.ops.hsa.native import library
+from polyscale.ops.native import instructions
 from polyscale.trees import SignalTree
+
+
+@pytest.fixture(params=instructions.NAMES, autouse=True)
+def kernel(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The kernel for each set of instructions; the best one there is for those beyond it."""
+    best = instructions.NAMES.index(library.best_instructions())
+    instructions.wanted = instructions.NAMES[min(best, instructions.NAMES.index(request.param))]
+    yield
+    instructions.wanted = None
 
 
 def _attend(rows: list[Tensor], tree: SignalTree, mask: Tensor | None) -> list[Tensor]:
