@@ -15,12 +15,14 @@ if sys.argv[1] == "kept":
     assert keep_freed_memory()
 def step():
     torch.ones(2**24)  # 64 MiB: 16,384 pages
-for _ in range(3):
+for _ in range(20):  # until the blocks beside each other are one
     step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(4):
+faults = []
+for _ in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(sorted(faults)[2])  # the system may take pages away once
 """
 
 
@@ -31,8 +33,8 @@ def test_a_freed_tensor_is_used_again_without_page_faults():
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return int(done.stdout)
 
-    assert faults("kept") < 1_000
-    assert faults("returned") > 60_000
+    assert faults("kept") < 250
+    assert faults("returned") > 15_000
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
