@@ -22,6 +22,10 @@ assert {"reference", "sdpa", "torch"} <= available, available
 tree = ps.SignalTree.from_windows(20, (2, 4))
 leaves = torch.randn(1, 2, 20, 4)
 assert ps.hsa_attention(leaves, leaves, leaves, tree).shape == leaves.shape
+assert ps.opened_attention(leaves, leaves, leaves).shape == leaves.shape
+store = ps.LevelStore.empty(1, 2, 4)
+store.append(leaves, leaves)
+assert ps.level_attention(leaves[:, :, -1:], store).shape == (1, 2, 1, 4)
 
 for use in ("HKTConfig", "HKTForCausalLM"):
     try:

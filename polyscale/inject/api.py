@@ -94,7 +94,7 @@ def inject_hsa(
     if any(causal):
         if tie == "blocks":
             raise ValueError(
-                'tie: got "blocks" for a causal layer, takes "columns": the rows of a block share '
+                'tie must be "columns" for a causal layer, got "blocks"; the rows of a block share '
                 "the mean of their queries, so a later token would change earlier rows"
             )
         check_prefix(settings)
@@ -198,7 +198,7 @@ def _choose_sinks(sinks: Any, model: PreTrainedModel, hierarchy: Any, causal: bo
     if not isinstance(sinks, str):
         return whole_numbers("sinks", sinks)
     if sinks != "auto":
-        raise ValueError(f'sinks: got {sinks!r}, takes "auto", positions, or None')
+        raise ValueError(f'sinks must be "auto", positions, or None, got {sinks!r}')
     if isinstance(hierarchy, SignalTree):
         return ()
     return (0, -1) if not causal and _takes_ids(model.base_model) else (0,)
@@ -214,7 +214,7 @@ def sentence_end_ids(tokenizer: Any) -> tuple[int, ...]:
     (1, 2)
     """
     if not hasattr(tokenizer, "get_vocab"):
-        raise TypeError(f"tokenizer: got {type(tokenizer).__name__}, takes one with get_vocab()")
+        raise TypeError(f"tokenizer must have get_vocab(), got {type(tokenizer).__name__}")
     found = []
     for token, number in tokenizer.get_vocab().items():
         text = token.strip(WORD_MARKS) if isinstance(token, str) else ""

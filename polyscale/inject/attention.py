@@ -92,7 +92,7 @@ def hsa_attention_forward(
     settings = layer.settings
     if hsa_tree is not None:
         if not isinstance(hsa_tree, SignalTree):
-            raise TypeError(f"hsa_tree: got {type(hsa_tree).__name__}, takes a SignalTree")
+            raise TypeError(f"hsa_tree must be a SignalTree, got {type(hsa_tree).__name__}")
         settings = replace(settings, hierarchy=hsa_tree, sinks=(), sink_ids=(), sentence_ends=())
     causal_flag = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     cache = None if hsa_cache is None else hsa_cache.next_state(key, value)

@@ -115,7 +115,8 @@ class WatchedCache(Cache):
             getattr(cache, "layers", None) is None
         ):  # one for self-attention, one for cross-attention
             raise ValueError(
-                f"past_key_values: got {type(cache).__name__}; injected layers take a DynamicCache"
+                f"past_key_values must be a DynamicCache for injected layers, "
+                f"got {type(cache).__name__}"
             )
         self._cache = cache
         self._layer: HierarchicalLayer | None = None
@@ -177,7 +178,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _own_layer(cache: Cache, number: int) -> HierarchicalLayer:
     layers = cache.layers
     if getattr(cache, "offloading", False):
-        raise ValueError("past_key_values: got an offloaded cache; injected layers keep theirs")
+        raise ValueError("past_key_values must not be offloaded, got offloading=True")
     if cache.layer_class_to_replicate is not None:
         while len(layers) <= number:
             layers.append(cache.layer_class_to_replicate())
@@ -187,13 +188,13 @@ def _own_layer(cache: Cache, number: int) -> HierarchicalLayer:
     sliding = isinstance(layer, DynamicSlidingWindowLayer)
     if type(layer) is not DynamicLayer and not sliding:
         raise ValueError(
-            f"past_key_values: got a {type(cache).__name__} of {type(layer).__name__}; injected "
-            "layers take a DynamicCache"
+            "past_key_values must be a DynamicCache for injected layers, "
+            f"got a {type(cache).__name__} of {type(layer).__name__}"
         )
     if sliding and layer.get_seq_length():
         raise ValueError(
-            "past_key_values: got a sliding-window cache that was filled before the injection; "
-            "start with an empty one"
+            "past_key_values must be empty at first if it has a sliding window, got one that was "
+            "filled before the injection"
         )
     layers[number] = HierarchicalLayer(layer if layer.get_seq_length() else None)
     return layers[number]

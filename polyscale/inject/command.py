@@ -98,6 +98,6 @@ def parse_hierarchies(names: Sequence[str]) -> list[tuple[int, ...] | str]:
             found.append(tuple(int(part) for part in name.split(",")))
         except ValueError:
             raise ValueError(
-                f"hierarchy: got {name!r}, takes windows such as 2,4,8,16, or sentences"
+                f"hierarchy must be windows such as 2,4,8,16, or sentences, got {name!r}"
             ) from None
     return found

@@ -35,26 +35,27 @@ def attention_flops(
     """
     for name, number in (("length", length), ("heads", heads), ("dim", dim)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name}: got {number!r}, takes a whole number, 1 or more")
+            raise ValueError(f"{name} must be a whole number, 1 or more, got {number!r}")
     if tie not in TIES:
-        raise ValueError(f'tie: got {tie!r}, takes "columns" or "blocks"')
+        raise ValueError(f'tie must be "columns" or "blocks", got {tie!r}')
     if sink_queries not in SINK_QUERIES:
-        raise ValueError(f'sink_queries: got {sink_queries!r}, takes "exact" or "tied"')
+        raise ValueError(f'sink_queries must be "exact" or "tied", got {sink_queries!r}')
     if hierarchy is None:
         return softmax_flops(length, heads, dim)
     if isinstance(sinks, bool) or not isinstance(sinks, int) or not 0 <= sinks <= length:
-        raise ValueError(f"sinks: got {sinks!r}, takes a number of tokens, 0..{length}")
+        raise ValueError(f"sinks must be a number of tokens, 0..{length}, got {sinks!r}")
     tree = check_hierarchy(hierarchy)
     if isinstance(tree, str):
         raise ValueError(
-            'hierarchy: got "sentences", whose cost depends on the text; pass the SignalTree of one'
+            'hierarchy must be windows or the tree of one text, got "sentences", whose cost '
+            "depends on the text"
         )
     if isinstance(tree, tuple):
         tree = window_tree(sinks, length - sinks, tree, torch.device("cpu"))
     elif sinks:
         raise ValueError("sinks: a given SignalTree says itself which leaves hang under its root")
     if tree.num_rows != length:
-        raise ValueError(f"hierarchy: got a SignalTree of {tree.num_rows} rows, takes {length}")
+        raise ValueError(f"hierarchy must have {length} rows, got a SignalTree of {tree.num_rows}")
     settings = HSASettings(tree, tie)
     exact = sinks * length if sink_queries == "exact" else 0
     return tree_flops(tree, heads, dim, settings, exact)

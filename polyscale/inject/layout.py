@@ -99,8 +99,8 @@ def check_prefix(settings: HSASettings) -> None:
     if settings.sink_ids or sorted(settings.sinks) != list(range(len(settings.sinks))):
         got = f"sink_ids {settings.sink_ids}" if settings.sink_ids else f"{settings.sinks}"
         raise ValueError(
-            f"sinks: got {got} in a causal layer, which takes the first tokens only, such as (0,) "
-            "or (0, 1): a leaf under the root amid the text would split the windows around it"
+            f"sinks must be the first tokens in a causal layer, such as (0,) or (0, 1), got {got}: "
+            "a leaf under the root amid the text would split the windows around it"
         )
 
 
@@ -114,8 +114,8 @@ def check_tokens(tokens: Tokens | None, batch: int, length: int) -> None:
         )
     if tokens.ids.shape != (batch, length):
         raise ValueError(
-            f"input_ids: got shape {list(tokens.ids.shape)} for attention over {[batch, length]}; "
-            "sentences and sink_ids need a layer that sees exactly these tokens"
+            f"input_ids must have the shape of the attention, {[batch, length]}, got "
+            f"{list(tokens.ids.shape)}; sentences and sink_ids need exactly these tokens"
         )
 
 
@@ -129,9 +129,9 @@ def given_layout(
     )
     if not shared and not forest:
         raise ValueError(
-            f"hierarchy: got a SignalTree of {tree.num_trees} trees and {tree.num_rows} rows, "
-            f"takes one tree of {length} rows, or a forest of {batch} trees of {length} rows, for "
-            f"a batch of {[batch, length]}"
+            f"hierarchy must be one tree of {length} rows, or {batch} trees of {length} rows, "
+            f"for a batch of {[batch, length]}, got {tree.num_trees} trees and "
+            f"{tree.num_rows} rows"
         )
     hidden = None if real is None else ~real
     return Layout(tree.to(device), None, None, real, hidden, 0)

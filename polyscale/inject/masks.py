@@ -33,13 +33,13 @@ def read_mask(
         return MaskInfo(None, causal_without_mask)
     if not isinstance(mask, Tensor):
         raise ValueError(
-            f"attention_mask: got {type(mask).__name__}; HSA layers take the masks of the sdpa and "
-            'eager implementations: model.set_attn_implementation("sdpa") before injecting'
+            f"attention_mask must be a mask of the sdpa or eager implementation, got "
+            f'{type(mask).__name__}; call model.set_attn_implementation("sdpa") before injecting'
         )
     if mask.dim() == 2:  # as flash attention gets it: padding alone
         if mask.shape != (batch, keys):
             raise ValueError(
-                f"attention_mask: got shape {list(mask.shape)}, takes [{batch}, {keys}]"
+                f"attention_mask must have shape [{batch}, {keys}], got {list(mask.shape)}"
             )
         return MaskInfo(_some(mask.bool()), causal_without_mask)
     # Tensors made in inference mode do not count their changes, so they are read each time.
@@ -66,8 +66,8 @@ def _read_square(mask: Tensor, batch: int, queries: int, keys: int) -> MaskInfo:
         or mask.shape[3] != keys
     ):
         raise ValueError(
-            f"attention_mask: got shape {list(mask.shape)}, takes [{batch}, 1, {queries}, {keys}] "
-            f"or [{batch}, 1, 1, {keys}]"
+            f"attention_mask must have shape [{batch}, 1, {queries}, {keys}] or "
+            f"[{batch}, 1, 1, {keys}], got {list(mask.shape)}"
         )
     seen = _seen(mask)
     if seen.shape[1] > 1 and not bool((seen == seen[:, :1]).all()):
@@ -96,7 +96,7 @@ def _seen(mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():
-        raise ValueError(f"attention_mask: got {mask.dtype}, takes bool or floating point")
+        raise ValueError(f"attention_mask must be bool or floating point, got {mask.dtype}")
     seen = mask == 0
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     if not bool((seen | hidden).all()):

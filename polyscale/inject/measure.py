@@ -34,8 +34,8 @@ def make_batches(
     """Return batches of model inputs from texts, or check those that are given."""
     if isinstance(inputs, str | Mapping) or not isinstance(inputs, Sequence) or not inputs:
         raise TypeError(
-            f"texts: got {type(inputs).__name__}, takes a list of texts, or of batches such as "
-            "{'input_ids': ..., 'attention_mask': ...}, with at least one"
+            "texts must be a list of at least one text, or batch such as "
+            f"{{'input_ids': ..., 'attention_mask': ...}}, got {type(inputs).__name__}"
         )
     if all(isinstance(one, Mapping) for one in inputs):
         return [dict(one) for one in inputs]

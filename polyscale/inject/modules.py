@@ -32,7 +32,7 @@ def attention_layers(model: Any) -> list[nn.Module]:
     """Return the self-attention modules of a model in their order, or say why there are none."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
-            f"model: got {type(model).__name__}, takes a Hugging Face model (PreTrainedModel)"
+            f"model must be a Hugging Face model (PreTrainedModel), got {type(model).__name__}"
             f"{_inner_model(model)}"
         )
     name = type(model).__name__
@@ -64,19 +64,19 @@ def choose_layers(layers: Sequence[int] | None, count: int) -> list[int]:
     if layers is None:
         return list(range(count))
     if isinstance(layers, str) or not isinstance(layers, Sequence | set | frozenset | range):
-        raise TypeError(f"layers: got {layers!r}, takes a sequence of layer numbers, or None")
+        raise TypeError(f"layers must be a sequence of layer numbers, or None, got {layers!r}")
     chosen = set()
     for number in layers:
         if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"layers: got {number!r}, takes whole numbers")
+            raise TypeError(f"layers must be whole numbers, got {number!r}")
         if not -count <= number < count:
             raise ValueError(
-                f"layers: got {number}, takes 0..{count - 1} (counted from 0), or -1..-{count} "
-                "from the end"
+                f"layers must be 0..{count - 1} (counted from 0), or -1..-{count} from the end, "
+                f"got {number}"
             )
         chosen.add(number % count)
     if not chosen:
-        raise ValueError("layers: got none, takes at least one layer, or None for all")
+        raise ValueError("layers must name at least one layer, or be None for all, got none")
     return sorted(chosen)
 
 

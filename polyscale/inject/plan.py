@@ -64,8 +64,8 @@ class Plan:
         count = len(attention_layers(model))
         if count != self.count:
             raise ValueError(
-                f"model: got one with {count} attention layers, the plan is for {self.count} "
-                f"({self.model})"
+                f"model must have {self.count} attention layers as the plan's ({self.model}), "
+                f"got {count}"
             )
         return inject_hsa(
             model,

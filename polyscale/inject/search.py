@@ -79,9 +79,9 @@ def plan_injection(
     _check_aims(budget, tolerance)
     for name, number in (("finalists", finalists), ("width", width), ("batch_size", batch_size)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name}: got {number!r}, takes a whole number, 1 or more")
+            raise ValueError(f"{name} must be a whole number, 1 or more, got {number!r}")
     if sink_queries not in SINK_QUERIES:
-        raise ValueError(f'sink_queries: got {sink_queries!r}, takes "exact" or "tied"')
+        raise ValueError(f'sink_queries must be "exact" or "tied", got {sink_queries!r}')
     if injected_layers(model):
         raise ValueError("model: is injected already; restore(model) first")
     if ties is None:
@@ -105,9 +105,9 @@ def _check_aims(budget: float | None, tolerance: float | None) -> None:
             "budget: pass budget (a share of attention FLOPs) or tolerance (a change), or both"
         )
     if budget is not None and not 0 < budget < 1:
-        raise ValueError(f"budget: got {budget!r}, takes a share between 0 and 1")
+        raise ValueError(f"budget must be a share between 0 and 1, got {budget!r}")
     if tolerance is not None and not tolerance > 0:
-        raise ValueError(f"tolerance: got {tolerance!r}, takes a positive number")
+        raise ValueError(f"tolerance must be a positive number, got {tolerance!r}")
 
 
 def _candidates(
@@ -123,7 +123,7 @@ def _candidates(
     sink_ids: tuple[int, ...] = ()
     if isinstance(sinks, str):
         if sinks != "auto":
-            raise ValueError(f'sinks: got {sinks!r}, takes "auto", positions, or None')
+            raise ValueError(f'sinks must be "auto", positions, or None, got {sinks!r}')
         finder = SinkFinder()
         reads_ids = all(batch.get("input_ids") is not None for batch in batches)
         encoder = not any(is_causal(module, model) for module in attention_layers(model))
@@ -136,7 +136,7 @@ def _candidates(
     for hierarchy in hierarchies:
         if isinstance(hierarchy, SignalTree):
             raise ValueError(
-                'hierarchies: got a SignalTree, takes windows or "sentences", which fit any text'
+                'hierarchies must be windows or "sentences", which fit any text, got a SignalTree'
             )
         ends = sentence_end_ids(tokenizer) if hierarchy == SENTENCES else ()
         for tie in ties:
@@ -144,7 +144,9 @@ def _candidates(
                 HSASettings(hierarchy, tie, places, sink_ids, sink_queries, sentence_ends=ends)
             )
     if not found:
-        raise ValueError("hierarchies: got no candidate, takes at least one hierarchy and one tie")
+        raise ValueError(
+            "hierarchies must give at least one hierarchy and one tie, got no candidate"
+        )
     return found
 
 
@@ -248,15 +250,16 @@ class _Search:
         if not paths:
             least = min(one.change for row in rows for one in row)
             raise ValueError(
-                f"tolerance: got {self.tolerance}, but the least change by any layer is {least:.3g}"
+                f"tolerance must be at least {least:.3g}, the least change by any layer, "
+                f"got {self.tolerance}"
             )
         if self.budget is not None and self.tolerance is None:
             reached = [(at, path) for at, path in paths if path[-1].flops <= self.budget]
             if not reached:
                 lowest = min(self.share(at, range(self.count)) for at in range(len(rows)))
                 raise ValueError(
-                    f"budget: got {self.budget}, but with all layers injected the attention still "
-                    f"takes {lowest:.3g}; allow more, or give coarser hierarchies"
+                    f"budget must be at least {lowest:.3g}, what attention takes with all layers "
+                    f"injected, got {self.budget}; allow more, or give coarser hierarchies"
                 )
             best, path = min(reached, key=lambda one: one[1][-1].change)
         else:

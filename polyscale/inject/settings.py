@@ -44,7 +44,7 @@ class HSASettings:
             object.__setattr__(self, name, whole_numbers(name, getattr(self, name)))
         for name in ("sink_ids", "sentence_ends"):
             if any(number < 0 for number in getattr(self, name)):
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes token ids, 0 or more")
+                raise ValueError(f"{name} must be token ids, 0 or more, got {getattr(self, name)}")
         if self.hierarchy == SENTENCES and not self.sentence_ends:
             raise ValueError(
                 'hierarchy="sentences" needs to know which tokens end a sentence: pass '
@@ -84,27 +84,27 @@ def check_hierarchy(hierarchy: Any) -> Hierarchy:
         return hierarchy
     if isinstance(hierarchy, str):
         if hierarchy != SENTENCES:
-            raise ValueError(f"hierarchy: got {hierarchy!r}, takes {takes}")
+            raise ValueError(f"hierarchy must be {takes}, got {hierarchy!r}")
         return hierarchy
     if not isinstance(hierarchy, Sequence):
-        raise TypeError(f"hierarchy: got {type(hierarchy).__name__}, takes {takes}")
+        raise TypeError(f"hierarchy must be {takes}, got {type(hierarchy).__name__}")
     windows = whole_numbers("hierarchy", hierarchy)
     if any(window < 2 for window in windows):
-        raise ValueError(f"hierarchy: got {hierarchy!r}, takes windows of 2 or more")
+        raise ValueError(f"hierarchy must be windows of 2 or more, got {hierarchy!r}")
     return windows
 
 
 def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
     """Return a sequence of whole numbers as a tuple; refuse anything else."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name}: got {values!r}, takes a sequence of whole numbers")
+        raise TypeError(f"{name} must be a sequence of whole numbers, got {values!r}")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}: got {value!r} among {values!r}, takes whole numbers")
+            raise TypeError(f"{name} must be whole numbers, got {value!r} among {values!r}")
     return tuple(values)
 
 
 def _check_choice(name: str, got: Any, choices: tuple[str, ...]) -> None:
     if got not in choices:
         takes = " or ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f"{name}: got {got!r}, takes {takes}")
+        raise ValueError(f"{name} must be {takes}, got {got!r}")

@@ -78,7 +78,7 @@ def load_injected(
     """
     path = Path(directory)
     if kwargs.pop("trust_remote_code", False):
-        raise ValueError("trust_remote_code: got True, takes False: no code of a folder is run")
+        raise ValueError("trust_remote_code must be False, got True; no code of a folder is run")
     groups = read_injection(path)
     if not groups:
         raise ValueError(f"directory: {path} has no {FILE}, which save_injected writes")
@@ -133,7 +133,7 @@ def _read(path: Path) -> Groups:
         raise ValueError(f"{where}: does not say that its format is {FORMAT}")
     if data.get("version") not in READABLE:
         raise ValueError(
-            f"{where}: has version {data.get('version')!r}, takes {READABLE[0]} to {VERSION}"
+            f"{where}: version must be {READABLE[0]} to {VERSION}, got {data.get('version')!r}"
         )
     found = _read_groups(where, data.get("groups"))
     for _, _, settings in found:

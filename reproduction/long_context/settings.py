@@ -87,5 +87,7 @@ def find_settings(names: list[str]) -> dict[str, Setting]:
     """Return the settings of these names."""
     unknown = [name for name in names if name not in SETTINGS]
     if unknown:
-        raise ValueError(f"--settings: got {unknown[0]!r}, takes {', '.join(map(repr, SETTINGS))}")
+        raise ValueError(
+            f"--settings must be among {', '.join(map(repr, SETTINGS))}, got {unknown[0]!r}"
+        )
     return {name: SETTINGS[name] for name in names}

@@ -180,7 +180,7 @@ def _plan(lab: Lab, size: TaskSize, options: dict[str, Any]) -> dict[str, Any]:
             max_length=size.length,
         )
     except ValueError as error:
-        if not str(error).startswith("budget: got"):
+        if not str(error).startswith("budget must be at least"):
             raise
         return {"refused": str(error)}  # short texts save little: that is a result as well
     return {"injection": Injection.from_plan(plan).as_dict(), "plan": json.loads(plan.to_json())}

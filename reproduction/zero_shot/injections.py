@@ -54,7 +54,7 @@ class Injection:
     ) -> PreTrainedModel:
         """Inject into a model, in place."""
         if self.open_blocks:
-            raise ValueError(f"open_blocks: got {self.open_blocks}, takes 0; {GONE}")
+            raise ValueError(f"open_blocks must be 0, got {self.open_blocks}; {GONE}")
         return inject_hsa(
             model,
             self.layers,

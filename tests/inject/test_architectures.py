@@ -150,8 +150,8 @@ def test_a_model_that_is_told_late_to_be_causal_is_checked_at_injection() -> Non
         return CLIPTextModel(CLIPTextConfig(**SMALL)).eval().double()
 
     for wrong, message in (
-        ({"sinks": (0, -1)}, "in a causal layer, which takes the first tokens only"),
-        ({"tie": "blocks"}, 'got "blocks" for a causal layer'),
+        ({"sinks": (0, -1)}, "sinks must be the first tokens in a causal layer"),
+        ({"tie": "blocks"}, 'for a causal layer, got "blocks"'),
     ):
         model = clip()
         with pytest.raises(ValueError, match=message):

@@ -155,7 +155,10 @@ def test_a_decoder_made_of_bert_generates_with_the_cache() -> None:
 def test_a_static_cache_is_refused() -> None:
     model = inject_hsa(llama())
     cache = StaticCache(config=model.config, max_cache_len=40)
-    with pytest.raises(ValueError, match="StaticLayer; injected layers take a DynamicCache"):
+    with pytest.raises(
+        ValueError,
+        match="must be a DynamicCache for injected layers, got a StaticCache of StaticLayer",
+    ):
         model(text(), past_key_values=cache)
 
 

@@ -88,7 +88,7 @@ def test_a_model_without_injection_is_not_saved(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "does not say that its format"),
-        ({"version": 3}, "has version 3, takes 1 to 2"),
+        ({"version": 3}, "version must be 1 to 2, got 3"),
         ({"groups": 3}, "takes layers and settings"),
         ({"groups": [{"layers": [0], "settings": {"tie": "blocks"}}]}, "takes layers and settings"),
     ],

@@ -91,7 +91,7 @@ def check_request(
     flags = (("causal", causal), ("include_self", include_self), ("enable_gqa", enable_gqa))
     for name, flag in flags:
         if not isinstance(flag, bool):
-            raise TypeError(f"{name}: got {flag!r}, takes True or False")
+            raise TypeError(f"{name} must be True or False, got {flag!r}")
     _check_tree(tree)
     if causal and tie == "blocks":
         raise ValueError(
@@ -112,7 +112,7 @@ def check_request(
     if scale is None:
         scale = 1 / math.sqrt(width)
     elif isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise ValueError(f"scale: got {scale!r}, takes a finite number or None for 1 / sqrt(D)")
+        raise ValueError(f"scale must be a finite number or None for 1 / sqrt(D), got {scale!r}")
     positions = _check_positions(position_scores, heads, tree, query)
     working = torch.float64 if query.dtype == torch.float64 else torch.float32
     return Request(
@@ -137,7 +137,7 @@ def check_request(
 def _check_choice(name: str, got: Any, choices: tuple[str, ...]) -> None:
     if got not in choices:
         takes = ", ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f"{name}: got {got!r}, takes one of {takes}")
+        raise ValueError(f"{name} must be one of {takes}, got {got!r}")
 
 
 def _check_tree(tree: Any) -> None:
@@ -145,7 +145,7 @@ def _check_tree(tree: Any) -> None:
         return  # a look at the tuples of a tree would compile a graph for their lengths
     needed = ("parent", "leaf_order", "leaf_row", "row_node", "depth_offsets", "tree_rows")
     if not all(hasattr(tree, name) for name in needed):
-        raise TypeError(f"tree: got {type(tree).__name__}, takes a SignalTree")
+        raise TypeError(f"tree must be a SignalTree, got {type(tree).__name__}")
 
 
 def _check_tensors(
@@ -154,32 +154,34 @@ def _check_tensors(
     parts = {"query": query, "key": key, "value": value}
     for name, part in parts.items():
         if not isinstance(part, Tensor):
-            raise TypeError(f"{name}: got {type(part).__name__}, takes a tensor")
+            raise TypeError(f"{name} must be a tensor, got {type(part).__name__}")
         if not part.is_floating_point():
-            raise TypeError(f"{name}: got {part.dtype}, takes a floating-point tensor")
+            raise TypeError(f"{name} must be a floating-point tensor, got {part.dtype}")
         if part.dtype != query.dtype:
-            raise TypeError(f"{name}: got {part.dtype}, takes the dtype of query, {query.dtype}")
+            raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {part.dtype}")
         if part.device != query.device:
             raise ValueError(f"{name}: is on {part.device}, query is on {query.device}")
         if part.dim() not in (3, 4):
             raise ValueError(
-                f"{name}: got shape {list(part.shape)}, takes [B, H, N, D] or packed [H, N, D]"
+                f"{name} must have shape [B, H, N, D] or packed [H, N, D], got {list(part.shape)}"
             )
         if enable_gqa and name != "query":
             _check_groups(name, part, query, key)
         elif part.shape[:-1] != query.shape[:-1]:
             raise ValueError(
-                f"{name}: got shape {list(part.shape)}, takes {list(query.shape[:-1])} and a "
-                "width, as query has"
+                f"{name} must have shape {list(query.shape[:-1])} and a width, as query has, "
+                f"got {list(part.shape)}"
             )
     if key.shape[-1] != query.shape[-1]:
-        raise ValueError(f"key: got width {key.shape[-1]}, takes that of query, {query.shape[-1]}")
+        raise ValueError(
+            f"key must have the width of query, {query.shape[-1]}, got {key.shape[-1]}"
+        )
     if query.shape[-1] == 0:
-        raise ValueError(f"query: got shape {list(query.shape)}, takes a width of at least 1")
+        raise ValueError(f"query must have a width of at least 1, got shape {list(query.shape)}")
     if query.shape[-2] != tree.num_rows:
         raise ValueError(
-            f"query: got {query.shape[-2]} rows (shape {list(query.shape)}), takes the tree's "
-            f"{tree.num_rows}"
+            f"query must have the tree's {tree.num_rows} rows, got {query.shape[-2]} "
+            f"(shape {list(query.shape)})"
         )
     if tree.parent.device != query.device and not has_only_a_shape(query):
         raise ValueError(
@@ -195,8 +197,9 @@ def _check_groups(name: str, part: Tensor, query: Tensor, key: Tensor) -> None:
     same = same and part.shape[:-3] == query.shape[:-3] and others == key.shape[-3]
     if not same or not others or heads % others:
         raise ValueError(
-            f"{name}: got shape {list(part.shape)}, takes {list(query.shape[:-1])} and a width, "
-            f"or with enable_gqa a number of heads that divides {heads}, the same for key and value"
+            f"{name} must have shape {list(query.shape[:-1])} and a width, or with enable_gqa a "
+            f"number of heads that divides {heads}, the same for key and value, "
+            f"got {list(part.shape)}"
         )
 
 
@@ -207,10 +210,10 @@ def _check_mask(
         return None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"key_padding_mask: got {got}, takes a bool tensor, True = ignore the row")
+        raise TypeError(f"key_padding_mask must be a bool tensor (True: ignore the row), got {got}")
     expected = [rows] if packed else [batch, rows]
     if list(mask.shape) != expected:
-        raise ValueError(f"key_padding_mask: got shape {list(mask.shape)}, takes {expected}")
+        raise ValueError(f"key_padding_mask must have shape {expected}, got {list(mask.shape)}")
     if mask.device != query.device:
         raise ValueError(f"key_padding_mask: is on {mask.device}, query is on {query.device}")
     return mask[None] if packed else mask
@@ -224,30 +227,30 @@ def _check_positions(
     pair = (scores, scores) if isinstance(scores, Tensor) else scores
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(
-            f"position_scores: got {type(scores).__name__}, takes a tensor or a pair of tensors"
+            f"position_scores must be a tensor or a pair of tensors, got {type(scores).__name__}"
         )
     found = []
     for part in pair:
         if not isinstance(part, Tensor) or not part.is_floating_point():
             got = part.dtype if isinstance(part, Tensor) else type(part).__name__
             raise TypeError(
-                f"position_scores: got {got}, takes floating-point tensors "
-                f"{_position_shape(heads, tree)}"
+                f"position_scores must be floating-point tensors {_position_shape(heads, tree)}, "
+                f"got {got}"
             )
         shaped = part[None] if part.dim() == 2 else part
         fits = shaped.dim() == 3 and (shaped.shape[0] == 1 or shaped.shape[0] == heads)
         if not fits or shaped.shape[1] != tree.num_nodes:
             raise ValueError(
-                f"position_scores: got shape {list(part.shape)}, takes "
-                f"{_position_shape(heads, tree)}"
+                f"position_scores must have shape {_position_shape(heads, tree)}, "
+                f"got {list(part.shape)}"
             )
         if part.device != query.device:
             raise ValueError(f"position_scores: is on {part.device}, query is on {query.device}")
         found.append(shaped)
     if found[0].shape[-1] != found[1].shape[-1]:
         raise ValueError(
-            f"position_scores: got widths {found[0].shape[-1]} and {found[1].shape[-1]}, takes "
-            "the same width P twice"
+            "position_scores must have one width P for both tensors, "
+            f"got {found[0].shape[-1]} and {found[1].shape[-1]}"
         )
     return found[0], found[1]
 
@@ -265,18 +268,18 @@ def _check_alpha(
     takes = f"a number >= 1 or a tensor with one entry for each of the {depths} depths of families"
     if isinstance(alpha, Tensor):
         if not alpha.is_floating_point():
-            raise TypeError(f"alpha: got a tensor of {alpha.dtype}, takes {takes}")
+            raise TypeError(f"alpha must be {takes}, got a tensor of {alpha.dtype}")
         if alpha.dim() > 1 or (alpha.dim() == 1 and alpha.numel() < depths):
-            raise ValueError(f"alpha: got shape {list(alpha.shape)}, takes {takes}")
+            raise ValueError(f"alpha must be {takes}, got shape {list(alpha.shape)}")
         values = alpha.detach()
         if has_numbers(values) and not bool(((values >= 1) & values.isfinite()).all()):
-            raise ValueError(f"alpha: got {values.tolist()}, takes {takes}")
+            raise ValueError(f"alpha must be {takes}, got {values.tolist()}")
         spread = alpha.expand(depths) if alpha.dim() == 0 else alpha[:depths]
         return spread.to(device=device, dtype=dtype)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise TypeError(f"alpha: got {alpha!r}, takes {takes}")
+        raise TypeError(f"alpha must be {takes}, got {alpha!r}")
     if not (math.isfinite(alpha) and alpha >= 1):
-        raise ValueError(f"alpha: got {alpha!r}, takes {takes}")
+        raise ValueError(f"alpha must be {takes}, got {alpha!r}")
     if alpha == 1:
         return None
     return torch.full((depths,), float(alpha), device=device, dtype=dtype)

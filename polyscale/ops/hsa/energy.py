@@ -73,8 +73,8 @@ def hsa_energy(
             raise ValueError("log_partition: given with certificate=False, which does not use it")
         if log_partition.shape != query.shape[:-1]:
             raise ValueError(
-                f"log_partition: got shape {list(log_partition.shape)}, takes "
-                f"{list(query.shape[:-1])}"
+                f"log_partition must have shape {list(query.shape[:-1])}, "
+                f"got {list(log_partition.shape)}"
             )
     problem = problem_of(request)
     rows = [flat_rows(part, request.ignored) for part in (request.query, request.key)]

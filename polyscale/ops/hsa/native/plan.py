@@ -6,6 +6,7 @@ one of them lives.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import weakref
 from typing import TYPE_CHECKING
@@ -70,7 +71,8 @@ def _content(tree: SignalTree) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{tree.num_nodes} {tree.num_trees} ".encode())
     for tensor in (tree.child_count, tree.leaf_row, tree.row_node):
-        digest.update(tensor.detach().contiguous().numpy().tobytes())
+        tensor = tensor.detach().contiguous()
+        digest.update(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))  # torch may lack NumPy
     return digest.digest()
 
 
