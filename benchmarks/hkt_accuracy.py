@@ -136,7 +136,7 @@ def accuracy_lines(rows: list[dict[str, Any]]) -> list[str]:
         "",
         "Largest error relative to the largest entry, values / gradients (of queries, keys, values "
         "and level weights, each by its own largest entry, the worst of them), against the "
-        f"reference in float64 (T = {LENGTH}, D = {WIDTH}, causal). Asked for: {VALUE_BAR:.0e} / "
+        f"reference in float64 (T = {LENGTH}, D = {WIDTH}, causal). Target: {VALUE_BAR:.0e} / "
         f"{GRADIENT_BAR:.0e}. *Inputs*: how far the exact answer moves if every input moves by "
         "less than half a unit in its last place, for a sense of how hard a case is.",
         "",

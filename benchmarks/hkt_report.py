@@ -37,7 +37,7 @@ def to_markdown(result: dict[str, Any]) -> str:
         "",
         f"Peak memory of forward+backward at T = {peak['length']:,} (1, 4, T, 64): HKT "
         f"{peak['hkt'] / 2**20:,.0f} MiB, SDPA {peak['sdpa'] / 2**20:,.0f} MiB, ratio "
-        f"{peak['hkt'] / peak['sdpa']:.2f} (asked for: at most {MEMORY_BAR}).",
+        f"{peak['hkt'] / peak['sdpa']:.2f} (target: at most {MEMORY_BAR}).",
         "",
         *accuracy_lines(result["accuracy"]),
         "## Layers, projections included, forward, bidirectional",
@@ -65,8 +65,8 @@ def _operation_lines(result: dict[str, Any]) -> list[str]:
     for name, (median, largest) in BARS.items():
         ratios = [row["ratio"] for row in result["operation"] if row["pass"] == name]
         lines.append(
-            f"- {name}: median ratio {statistics.median(ratios):.2f} (asked for: {median:.2f}), "
-            f"largest {max(ratios):.2f} (asked for: {largest:.2f})"
+            f"- {name}: median ratio {statistics.median(ratios):.2f} (target: {median:.2f}), "
+            f"largest {max(ratios):.2f} (target: {largest:.2f})"
         )
     if result["exponent"] is not None:
         lines.append(
@@ -82,7 +82,7 @@ def _training_lines(result: dict[str, Any]) -> list[str]:
         "",
         f"## A training step of a small transformer, {result['levels']} levels against one",
         "",
-        f"Asked for: at most {TRAINING_BAR}. Of several fresh processes the one with the median "
+        f"Target: at most {TRAINING_BAR}. Of several fresh processes the one with the median "
         "ratio, and the range. Limit: the standard step, and what HKT adds to it (products, and "
         "downsampling) at the rates of a large matrix product and a large copy, taken in turn. "
         + (
@@ -119,7 +119,7 @@ def _decoding_lines(result: dict[str, Any]) -> list[str]:
         "",
         "## Decoding with a cache, tokens per second",
         "",
-        f"Asked for: at least {DECODE_BAR} at 8,192. Bytes: the ratio of what a token must read "
+        f"Target: at least {DECODE_BAR} at 8,192. Bytes: the ratio of what a token must read "
         "(weights, keys of every level, values), which is the limit where memory is.",
         "",
         "| context | HKT | standard | ratio | bytes | HKT GB/s | standard GB/s |",

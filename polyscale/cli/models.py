@@ -33,7 +33,7 @@ def analyze(
             data_dir=data_dir,
             examples=examples,
             max_length=max_length,
-            say=lambda text: print(f"{text} ...", flush=True),
+            progress=lambda step: print(f"{step} ...", flush=True),
         )
         for sentence in analysis.get("summary", ()):
             print(f"- {sentence}")

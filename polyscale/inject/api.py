@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from polyscale.inject.attention import NAME, RECORD, InjectedLayer
-from polyscale.inject.cache import WatchedCache
+from polyscale.inject.hierarchical_cache import WatchedCache
 from polyscale.inject.layout import Tokens, check_prefix
 from polyscale.inject.modules import attention_layers, check_module, choose_layers, is_causal
 from polyscale.inject.opened import opened_settings, restore_opened

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import output_capturing
 
-from polyscale.inject.cache import WatchedCache, decode, start_cache
+from polyscale.inject.hierarchical_cache import WatchedCache, decode, start_cache
 from polyscale.inject.layout import Layout, Tokens, find_layout
 from polyscale.inject.masks import read_mask
 from polyscale.inject.settings import HSASettings

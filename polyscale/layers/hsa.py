@@ -10,7 +10,7 @@ from polyscale.checks import check_choice, check_integer, check_number
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.layers.positions import rotate
 from polyscale.ops.hsa import hsa_attention, hsa_step
-from polyscale.ops.looks import has_only_a_shape
+from polyscale.ops.tracing import has_only_a_shape
 from polyscale.trees import SignalTree
 
 MAX_DEPTH = 32  # families at this depth and below share one learned alpha

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyscale.layers.row_cache import RowCache
 from polyscale.ops.hkt.api import check_cu_seqlens
 from polyscale.ops.layout import PackedLayout, Padding
-from polyscale.ops.looks import can_look
+from polyscale.ops.tracing import is_cheap_to_read
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ModelInputs:
             )
         mask = attention_mask[:, -length:] == 0
         # Without a synchronisation, a mask without padding can be dropped.
-        return None if can_look(mask) and not bool(mask.any()) else Padding.from_mask(mask)
+        return None if is_cheap_to_read(mask) and not bool(mask.any()) else Padding.from_mask(mask)
 
     def _check_position_ids(self, position_ids: Tensor, embedded: Tensor) -> None:
         own = self.positions(embedded, None)

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from polyscale.layers.row_cache import RowCache
 from polyscale.models.base import PolyscaleModel
-from polyscale.models.cache import layer_states
+from polyscale.models.cache_layers import layer_states
 from polyscale.models.inputs import ModelInputs
 
 

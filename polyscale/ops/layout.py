@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyscale.ops.looks import can_look
 from polyscale.ops.rows import gather_rows
+from polyscale.ops.tracing import is_cheap_to_read
 
 
 def level_length(length: int, level: int) -> int:
@@ -41,7 +41,7 @@ class Padding:
             real=real,
             lengths=real.sum(1),
             # Rows that are in order are not moved.
-            is_lined_up=can_look(real) and bool((real[:, 1:] <= real[:, :-1]).all()),
+            is_lined_up=is_cheap_to_read(real) and bool((real[:, 1:] <= real[:, :-1]).all()),
         )
 
     def line_up(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from polyscale._files import write_together
 from polyscale.cost.hkt import score_flop_ratio
 from polyscale.models import HKTConfig
-from polyscale.report.checks import (
+from polyscale.report.comparability import (
     check_runs,
     differences_between,
     machine_notes,

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from polyscale.ops.hsa import PositionScores, check_request
-from polyscale.theory.tied import TiedSoftmax
+from polyscale.theory.tied_softmax import TiedSoftmax
 from polyscale.trees import SignalTree
 
 

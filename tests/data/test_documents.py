@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from polyscale._cache import cache_folder
+from polyscale._cache_folder import cache_folder
 from polyscale.data import vectors
 from polyscale.data.documents import (
     TREES,

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from polyscale.inject import inject_hsa, restore
-from polyscale.inject.cache import HierarchicalLayer
+from polyscale.inject.hierarchical_cache import HierarchicalLayer
 from polyscale.trees import SignalTree
 from tests.inject.models import DECODERS, MODELS, bert, gpt2, llama, logits, text
 

@@ -8,7 +8,7 @@ import torch
 
 from polyscale.ops.hsa import hsa_energy, hsa_matrix, reference
 from polyscale.theory import family_dilution, family_losses, finer_tree, flat_scores, open_family
-from polyscale.theory.tied import TiedSoftmax
+from polyscale.theory.tied_softmax import TiedSoftmax
 from polyscale.theory.trees import ancestors
 from polyscale.trees import SignalTree
 from tests.ops.hsa.helpers import (

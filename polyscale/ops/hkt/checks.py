@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyscale.ops.layout import PackedLayout, level_length
-from polyscale.ops.looks import can_look, has_numbers
+from polyscale.ops.tracing import has_values, is_cheap_to_read
 
 
 def check_scale(scale: float | None) -> None:
@@ -110,7 +110,7 @@ def check_weights(level_weights: Tensor, value: Tensor, levels: int) -> None:
             f"level_weights must be on the device of value, {value.device}, "
             f"got {level_weights.device}"
         )
-    if can_look(level_weights) and not bool(level_weights.isfinite().all()):
+    if is_cheap_to_read(level_weights) and not bool(level_weights.isfinite().all()):
         raise ValueError(f"level_weights must be finite, got {level_weights.tolist()}")
 
 
@@ -161,7 +161,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> None:
         )
     if batch != 1:
         raise ValueError(f"cu_seqlens must have all sequences in one row (B = 1), got B = {batch}")
-    if not torch.compiler.is_compiling() and not has_numbers(cu_seqlens):
+    if not torch.compiler.is_compiling() and not has_values(cu_seqlens):
         raise ValueError(
             "cu_seqlens must have readable values, which set the lengths of the levels, "
             "got a tensor without any (meta, fake or batched by torch.func.vmap)"

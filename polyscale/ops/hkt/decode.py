@@ -13,9 +13,9 @@ from polyscale.ops.hkt.native.library import LIBRARY
 from polyscale.ops.hkt.new_tokens import NewTokens
 from polyscale.ops.hkt.reference import relative_term
 from polyscale.ops.hkt.sdpa import call_sdpa, upsample_blocks
-from polyscale.ops.looks import without_autocast
 from polyscale.ops.native.backend import native_backend
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
+from polyscale.ops.tracing import without_autocast
 
 
 def hkt_decode(

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.layout import keep_used
-from polyscale.ops.looks import without_autocast
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
+from polyscale.ops.tracing import without_autocast
 
 
 def hkt_attention_reference(

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.hkt.reference import relative_term
 from polyscale.ops.layout import keep_used
-from polyscale.ops.looks import can_look, without_autocast
+from polyscale.ops.tracing import is_cheap_to_read, without_autocast
 
 # From here on the fused kernels' backward pass, which computes scores again and rounds them
 # otherwise, may take the exponential of a large number.
@@ -119,7 +119,7 @@ def call_sdpa(
 def _kernels(query: Tensor, key: Tensor, scale: float) -> AbstractContextManager:
     """Which of its kernels may run: with gradients of huge scores only the plain one."""
     wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    if not wanted or not can_look(query) or query.numel() == 0:
+    if not wanted or not is_cheap_to_read(query) or query.numel() == 0:
         return nullcontext()
     longest = query.detach().norm(dim=-1).amax() * key.detach().norm(dim=-1).amax()
     if float(longest) * abs(scale) <= HUGE_SCORE:

@@ -22,8 +22,8 @@ from polyscale.ops.hsa.native import op
 from polyscale.ops.hsa.native.build import LIBRARY
 from polyscale.ops.hsa.native.plan import plan_in_graph, plan_of, tree_tensors
 from polyscale.ops.hsa.problem import Problem
-from polyscale.ops.looks import counts_flops, has_only_a_shape
 from polyscale.ops.native.backend import native_backend
+from polyscale.ops.tracing import counts_flops, has_only_a_shape
 
 if TYPE_CHECKING:
     from polyscale.trees import SignalTree

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from polyscale.ops.hsa.families import plans_of
-from polyscale.ops.looks import has_numbers, has_only_a_shape
+from polyscale.ops.tracing import has_only_a_shape, has_values
 
 if TYPE_CHECKING:
     from polyscale.trees import SignalTree
@@ -272,7 +272,7 @@ def _check_alpha(
         if alpha.dim() > 1 or (alpha.dim() == 1 and alpha.numel() < depths):
             raise ValueError(f"alpha must be {takes}, got shape {list(alpha.shape)}")
         values = alpha.detach()
-        if has_numbers(values) and not bool(((values >= 1) & values.isfinite()).all()):
+        if has_values(values) and not bool(((values >= 1) & values.isfinite()).all()):
             raise ValueError(f"alpha must be {takes}, got {values.tolist()}")
         spread = alpha.expand(depths) if alpha.dim() == 0 else alpha[:depths]
         return spread.to(device=device, dtype=dtype)

@@ -10,10 +10,10 @@ from torch import Tensor
 from polyscale.ops.backends import Backend, Operation
 from polyscale.ops.hsa.native import library, op
 from polyscale.ops.hsa.native.build import LIBRARY
-from polyscale.ops.looks import without_autocast
 from polyscale.ops.native.backend import native_backend
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 from polyscale.ops.rows import append_rows
+from polyscale.ops.tracing import without_autocast
 
 
 @dataclass(frozen=True)

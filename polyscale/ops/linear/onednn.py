@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyscale.ops.linear.plain import why_not_plain
 from polyscale.ops.linear.reference import linear_reference
+from polyscale.ops.linear.support import why_not_float32_on_cpu
 from polyscale.ops.linear.weight_gradient import WEIGHT_GRADIENT
 
 
@@ -34,7 +34,7 @@ def why_unsupported(
     x: Tensor, other: Tensor | None, weight: Tensor, bias: Tensor | None, outputs: int
 ) -> str | None:
     """Why oneDNN cannot take these tensors."""
-    return why_not_plain([each for each in (x, other, weight, bias) if each is not None])
+    return why_not_float32_on_cpu([each for each in (x, other, weight, bias) if each is not None])
 
 
 class _Linear(torch.autograd.Function):

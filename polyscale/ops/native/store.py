@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyscale._cache import cache_folder, make_folder, why_not_private
+from polyscale._cache_folder import cache_folder, make_folder, why_not_private
 from polyscale.ops.native.compiler import TIME_LIMIT, BuildError
 
 _DIGEST = ".sha256"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from polyscale.ops.looks import has_numbers
 from polyscale.ops.opened.places import Places
 from polyscale.ops.opened.reference import Choice, view_of, visible_keys
 from polyscale.ops.opened.selection import choose_in_parts
 from polyscale.ops.opened.settings import Settings
+from polyscale.ops.tracing import has_values
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -51,7 +51,7 @@ def why_no_flex(
     """Why flex_attention cannot take these arguments; None if it can."""
     if settings.rest == "pool":
         return "it drops the rest, got rest='pool'"
-    if not has_numbers(query, key, value):
+    if not has_values(query, key, value):
         return "it looks at the choice, got tensors without numbers (meta, fake or traced)"
     wants_gradients = any(x.requires_grad for x in (query, key, value))
     if query.device.type == "cpu" and torch.is_grad_enabled() and wants_gradients:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyscale.ops.looks import can_look
 from polyscale.ops.opened.settings import Settings
+from polyscale.ops.tracing import is_cheap_to_read
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Places:
         return torch.where(chosen.gather(1, order), order, -1)
 
     def _most_sampled(self, chosen: Tensor, settings: Settings) -> int:
-        if chosen.numel() and can_look(chosen):
+        if chosen.numel() and is_cheap_to_read(chosen):
             return int(chosen.sum(1).max())
         sequences = 1 if self.boundaries is None else len(self.boundaries) - 1
         return min(self.queries, self.queries // settings.sample + 2 * sequences)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from polyscale.ops.looks import without_autocast
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 from polyscale.ops.opened.places import Places
 from polyscale.ops.opened.settings import Settings
+from polyscale.ops.tracing import without_autocast
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def run_analyze(
     data: str | None,
     output: Path,
     *,
-    say: Callable[[str], None] = lambda step: None,
+    progress: Callable[[str], None] = lambda step: None,
     **options: Any,
 ) -> tuple[Analysis, list[Path]]:
     """Analyse the model in a folder and write the report; return the analysis and the files.
@@ -25,7 +25,7 @@ def run_analyze(
         target: folder with the model, as in `analyze_folder`.
         data: a text file or the name of a task; None for the task of the run in `target`.
         output: folder for report.html and report.json, or the name of an HTML file.
-        say: called with each step as it begins.
+        progress: called with each step as it begins.
         **options: of `analyze_folder`.
 
     Raises:
@@ -33,5 +33,5 @@ def run_analyze(
         FileNotFoundError: if the folder holds no model, or the data are missing.
         OSError: if the report cannot be written.
     """
-    analysis = analyze_folder(target, data, progress=say, **options)
+    analysis = analyze_folder(target, data, progress=progress, **options)
     return analysis, write_analysis(analysis, output)

@@ -67,7 +67,7 @@ def bert(folder, model_class=BertModel):
 def test_an_hkt_model_on_a_text_file_becomes_a_report(tmp_path, text):
     told = []
     analysis, written = run_analyze(
-        str(hkt(tmp_path / "model")), str(text), tmp_path / "out", say=told.append
+        str(hkt(tmp_path / "model")), str(text), tmp_path / "out", progress=told.append
     )
     assert written == [tmp_path / "out" / "report.html", tmp_path / "out" / "report.json"]
     assert json.loads(written[1].read_text()) == analysis

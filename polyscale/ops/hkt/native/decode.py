@@ -6,7 +6,7 @@ from torch import Tensor
 from polyscale.ops.hkt.native import op
 from polyscale.ops.hkt.native.library import Call
 from polyscale.ops.hkt.new_tokens import NewTokens
-from polyscale.ops.looks import has_numbers
+from polyscale.ops.tracing import has_values
 
 # More queries than this are faster as matrix products.
 MAX_QUERIES = 16
@@ -23,7 +23,7 @@ def why_unsupported(tokens: NewTokens) -> str | None:
     reason = op.why_unsupported(
         queries, keys, value, level_weights, relative_bias=tokens.relative_bias
     )
-    if reason is None and not has_numbers(*given):
+    if reason is None and not has_values(*given):
         return "it reads memory, which fake tensors and other subclasses need not have"
     return reason
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyscale.ops.levels.native import library
 from polyscale.ops.levels.native.library import ARRAYS, StoreView
 from polyscale.ops.levels.settings import EXACT, LevelSettings
-from polyscale.ops.looks import has_numbers
+from polyscale.ops.tracing import has_values
 
 if TYPE_CHECKING:
     from polyscale.ops.levels.reference import Opening
@@ -37,7 +37,7 @@ def why_not_attend(query: Tensor, store: LevelStore, opening: Opening, scale: fl
 
 def why_not_append(store: LevelStore, key: Tensor, value: Tensor) -> str | None:
     """Why the kernel cannot append these; None if it can."""
-    if not has_numbers(key, value):
+    if not has_values(key, value):
         return "it reads memory, which fake tensors and other subclasses need not have"
     return _why_not_store(store)
 
@@ -54,7 +54,7 @@ def _why_not_store(store: LevelStore) -> str | None:
 
 def attend(query: Tensor, store: LevelStore, opening: Opening, scale: float) -> Tensor:
     """The attended values, `[B, H, Q, Dv]`."""
-    if (type(query) is not Tensor and not has_numbers(query)) or torch.compiler.is_compiling():
+    if (type(query) is not Tensor and not has_values(query)) or torch.compiler.is_compiling():
         return attend_with_choice(query, store, opening, scale)[0]
     output = _empty_output(query, store.value_width)
     library.attend(_view(store), query, output, store.longest, opening.numbers, scale)

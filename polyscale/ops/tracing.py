@@ -9,10 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
-def has_numbers(*tensors: Tensor) -> bool:
+def has_values(*tensors: Tensor) -> bool:
     """Whether each can be read: none is on the meta device, fake, traced or batched by vmap.
 
-    >>> has_numbers(torch.zeros(2)), has_numbers(torch.zeros(2, device="meta"))
+    >>> has_values(torch.zeros(2)), has_values(torch.zeros(2, device="meta"))
     (True, False)
     """
     if torch.compiler.is_compiling():
@@ -24,9 +24,9 @@ def has_numbers(*tensors: Tensor) -> bool:
     )
 
 
-def can_look(x: Tensor) -> bool:
+def is_cheap_to_read(x: Tensor) -> bool:
     """Whether reading is free; an accelerator would have to synchronise."""
-    return x.device.type == "cpu" and has_numbers(x)
+    return x.device.type == "cpu" and has_values(x)
 
 
 def has_only_a_shape(x: Tensor) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polyscale.ops.native.derivatives import transformed
 
 
-def why_not_plain(tensors: Sequence[Tensor]) -> str | None:
+def why_not_float32_on_cpu(tensors: Sequence[Tensor]) -> str | None:
     """Why these are more than float32 numbers on a CPU, or are watched while they are used.
 
     Autocast, modes such as a FLOP counter, torch.func and a compiler must see torch's own products.

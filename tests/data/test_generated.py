@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import polyscale
-from polyscale.data import cache, listops_task
+from polyscale.data import generated, listops_task
 from polyscale.data.listops import T512
 from polyscale.data.tasks import load_task
 
@@ -109,12 +109,12 @@ def test_the_folder_is_in_the_home_directory_unless_the_environment_says_otherwi
     monkeypatch.delenv("POLYSCALE_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("sys.platform", "linux")
-    assert cache.cache_folder() == Path.home() / ".cache" / "polyscale"
+    assert generated.cache_folder() == Path.home() / ".cache" / "polyscale"
     monkeypatch.setenv("POLYSCALE_CACHE", "~/elsewhere")
-    assert cache.cache_folder() == Path.home() / "elsewhere"
+    assert generated.cache_folder() == Path.home() / "elsewhere"
     monkeypatch.delenv("POLYSCALE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache.cache_folder() == Path("/caches/polyscale")
+    assert generated.cache_folder() == Path("/caches/polyscale")
 
 
 @pytest.mark.parametrize("place", [0, 20, 0.5, -1])

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from polyscale.inject.layout import Layout, Tokens, check_prefix, check_tokens, find_layout
 from polyscale.inject.settings import SENTENCES, HSASettings
 from polyscale.layers.hsa_cache import HSACache
-from polyscale.models.cache import StateLayer
+from polyscale.models.cache_layers import StateLayer
 from polyscale.ops.hsa import OpenFamily, hsa_decode
 from polyscale.trees import SignalTree
 from polyscale.trees.growth import closes_by_tokens, closes_by_windows

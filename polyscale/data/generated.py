@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polyscale._cache import CACHE_VARIABLE, cache_folder, make_folder
+from polyscale._cache_folder import CACHE_VARIABLE, cache_folder, make_folder
 from polyscale._extras import require
 from polyscale._files import write_bytes
 
