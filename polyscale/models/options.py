@@ -77,6 +77,30 @@ class CheckedConfig(PreTrainedConfig):
         return found
 
     @classmethod
+    def option_names(cls) -> list[str]:
+        """The options that classes of this library declare, in this order."""
+        ours = [base for base in cls.__mro__ if issubclass(base, CheckedConfig)]
+        declared = {name for base in ours for name in base.__annotations__}
+        return [field.name for field in fields(cls) if field.name in declared]
+
+    def check_sizes(self, *more: str) -> None:
+        """Raise unless the sizes that all models have, and `more`, are possible."""
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", *more):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} "
+                f"and {self.num_attention_heads}"
+            )
+        if self.intermediate_size is not None and self.intermediate_size < 1:
+            raise ValueError(
+                f"intermediate_size must be None or at least 1, got {self.intermediate_size}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @classmethod
     def _own(cls) -> list[str]:
         inherited = {field.name for field in fields(PreTrainedConfig)}
         return sorted({field.name for field in fields(cls)} - inherited)

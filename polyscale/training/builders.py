@@ -142,7 +142,7 @@ def _builder(
     config_class: type[PreTrainedConfig],
     options: dict[str, Any],
 ) -> Callable[[], PreTrainedModel]:
-    known = {*config_class.__annotations__, "num_labels", "id2label", "label2id"}
+    known = {*config_class.option_names(), "num_labels", "id2label", "label2id"}
     unknown = [name for name in options if name not in known]
     if unknown:
         raise ValueError(

@@ -10,6 +10,7 @@ from torch import nn
 import polyscale as ps
 from polyscale.layers.hkt_cache import HKTCache
 from polyscale.ops.hkt.native.library import LIBRARY
+from polyscale.training.presets import preset_config
 
 # One entry for every option of the layer, and some of them together.
 OPTIONS = {
@@ -371,6 +372,14 @@ def test_level_weights_start_equal_and_stay_convex():
 BACKENDS = ["aot_eager", *(["inductor"] if shutil.which("g++") else [])]
 
 
+def options_of(task):
+    """The attention of a preset as options of the layer."""
+    model = preset_config(task, "hkt", "small").model_options
+    names = ("values", "downsampling", "downsampling_width", "filter_width", "local_start")
+    known = {name: model[name] for name in names if name in model}
+    return known | {"causal": model.get("causal", True), "rotary": model["positions"] == "rotary"}
+
+
 @pytest.mark.parametrize("options", [{}, OPTIONS["together"], {"causal": False}])
 def test_forward_and_backward_compile_without_a_graph_break(options):
     layer = make_layer(torch.float32, **options)
@@ -399,7 +408,8 @@ def test_compiled_code_gives_the_same_numbers(backend):
     [
         ("aot_eager", {"kernel": "psd"}),
         ("aot_eager", {"kernel": "psd", "causal": False}),
-        *((backend, {"rotary": True}) for backend in BACKENDS),
+        *((backend, options_of("listops")) for backend in BACKENDS),
+        ("aot_eager", options_of("imdb-char")),
     ],
 )
 def test_compiled_code_serves_one_length_after_the_other(backend, options):

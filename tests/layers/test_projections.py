@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import polyscale as ps
-from polyscale.layers.projections import project, project_together
+from polyscale.layers.hkt_levels import project, project_together
 from polyscale.ops.linear import onednn
 from polyscale.ops.linear.weight_gradient import WEIGHT_GRADIENT
 

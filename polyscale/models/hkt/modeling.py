@@ -1,13 +1,8 @@
 """The Hierarchical Kernel Transformer as Hugging Face models."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import initialization
-from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.utils.generic import can_return_tuple
 
 from polyscale.layers.filters import CausalFilter
 from polyscale.layers.hkt import HKTAttention
@@ -15,7 +10,7 @@ from polyscale.layers.hkt_cache import HKTCache
 from polyscale.models.base import PolyscaleModel
 from polyscale.models.hkt.configuration import HKTConfig
 from polyscale.models.inputs import ModelInputs
-from polyscale.models.sequence import SequenceBlock, SequenceModel, check_input_ids
+from polyscale.models.sequence import SequenceBlock, SequenceModel
 
 
 class HKTBlock(SequenceBlock):
@@ -99,73 +94,13 @@ class HKTModel(SequenceModel, HKTPreTrainedModel):
             self.main_input_name = "input_values"
         self._make_layers(config, HKTBlock)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        input_values: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
-        """Hidden states of every token; zeros at padding.
-
-        Args:
-            input_ids: `[B, T]` token ids.
-            attention_mask: `[B, T]`, 1 for real tokens and 0 for padding, on any side; with a
-                cache, of all tokens so far.
-            past_key_values: a `DynamicCache(config=model.config)`; `input_ids` are then the new
-                tokens only.
-            inputs_embeds: `[B, T, hidden_size]` instead of ids.
-            input_values: `[B, T, input_channels]` (or `[B, T]` for one channel) of a model with
-                continuous inputs.
-            cu_seqlens: cumulative lengths of sequences packed in one row (`B = 1`).
-            use_cache: whether to return a cache.
-            output_hidden_states: whether to return the input of every block and the last output.
-            output_attentions: whether to return the attention matrices (dense).
-            **kwargs: `cu_seq_lens_q` is `cu_seqlens`; `position_ids` must agree with the mask.
-        """
-        options = {
-            "cu_seqlens": cu_seqlens,
-            "use_cache": use_cache,
-            "output_hidden_states": output_hidden_states,
-            "output_attentions": output_attentions,
-            **kwargs,
-        }
-        embedded = self._embed(input_ids, inputs_embeds, input_values)
-        return self._encode(embedded, input_ids, attention_mask, past_key_values, options)
-
-    def _embed(
-        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, input_values: Tensor | None
-    ) -> Tensor:
-        given = {
-            "input_ids": input_ids,
-            "inputs_embeds": inputs_embeds,
-            "input_values": input_values,
-        }
-        names = [name for name, value in given.items() if value is not None]
-        own = "input_ids" if self.input_proj is None else "input_values"
-        if len(names) != 1 or names[0] not in (own, "inputs_embeds"):
-            raise ValueError(f"pass either {own} or inputs_embeds to this model, got {names}")
-        if inputs_embeds is not None:
-            return inputs_embeds
-        if input_values is not None:
-            assert self.input_proj is not None
-            if input_values.dim() == 2:
-                input_values = input_values[..., None]
-            channels = self.input_proj.in_features
-            if input_values.dim() != 3 or input_values.shape[2] != channels:
-                raise ValueError(
-                    f"input_values must have shape [B, T, {channels}], "
-                    f"got {list(input_values.shape)}"
-                )
-            return self.input_proj(input_values.to(self.input_proj.weight.dtype))
-        assert self.embeddings is not None
-        assert input_ids is not None
-        check_input_ids(input_ids)
-        return self.embeddings(input_ids)
+    def _project(self, input_values: Tensor) -> Tensor:
+        assert self.input_proj is not None
+        if input_values.dim() == 2:
+            input_values = input_values[..., None]
+        channels = self.input_proj.in_features
+        if input_values.dim() != 3 or input_values.shape[2] != channels:
+            raise ValueError(
+                f"input_values must have shape [B, T, {channels}], got {list(input_values.shape)}"
+            )
+        return self.input_proj(input_values.to(self.input_proj.weight.dtype))

@@ -16,15 +16,14 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.utils.generic import can_return_tuple
 
 from polyscale.layers.hsa import HSAAttention
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.models.base import PolyscaleModel
 from polyscale.models.hsa.configuration import HSAConfig
 from polyscale.models.inputs import ModelInputs
-from polyscale.models.language import LanguageModel
-from polyscale.models.sequence import SequenceBlock, SequenceModel, check_input_ids
+from polyscale.models.language import LanguageModel, packed_bounds
+from polyscale.models.sequence import SequenceBlock, SequenceModel
 from polyscale.trees import SignalTree
 from polyscale.trees.growth import (
     closes_by_tokens,
@@ -86,54 +85,23 @@ class HSAModel(SequenceModel, HSAPreTrainedModel):
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self._make_layers(config, HSABlock)
 
-    @can_return_tuple
-    def forward(
+    def _encode(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
+        embedded: Tensor,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        options: dict[str, Any],
     ) -> BaseModelOutputWithPast:
-        """Hidden states of every token; zeros at padding.
-
-        Args:
-            input_ids: `[B, T]` token ids.
-            attention_mask: `[B, T]`, 1 for real tokens and 0 for padding, on any side; with a
-                cache, of all tokens so far.
-            past_key_values: a `DynamicCache(config=model.config)`; `input_ids` are then the new
-                tokens only.
-            inputs_embeds: `[B, T, hidden_size]` instead of ids.
-            cu_seqlens: not supported; pad instead.
-            use_cache: whether to return a cache.
-            output_hidden_states: whether to return the input of every block and the last output.
-            output_attentions: not supported; see `polyscale.hsa_matrix`.
-            **kwargs: `position_ids` must agree with the mask.
-        """
-        if cu_seqlens is not None or kwargs.get("cu_seq_lens_q") is not None:
+        """As of any sequence model, but without packed rows and attention matrices."""
+        if packed_bounds(options["cu_seqlens"], options) is not None:
             raise ValueError("cu_seqlens is not supported by HSA models: pass an attention_mask")
-        if output_attentions:
+        if options["output_attentions"]:
             raise ValueError(
                 "output_attentions is not supported by HSA models: see polyscale.hsa_matrix"
             )
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass either input_ids or inputs_embeds to this model")
-        if input_ids is not None:
-            check_input_ids(input_ids)
-            inputs_embeds = self.embeddings(input_ids)
-        assert inputs_embeds is not None
-        options = {
-            "cu_seqlens": None,
-            "use_cache": use_cache,
-            "output_hidden_states": output_hidden_states,
-            "output_attentions": False,
-            **kwargs,
-        }
-        return self._encode(inputs_embeds, input_ids, attention_mask, past_key_values, options)
+        options["output_attentions"] = False  # whatever the configuration says
+        return super()._encode(embedded, input_ids, attention_mask, past_key_values, options)
 
     def _structure(self, x: Tensor, input_ids: Tensor | None, inputs: ModelInputs) -> TextStructure:
         """The tree of a prompt, and the number of levels that close before each token."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
+from polyscale.checks import check_choice
 from polyscale.models.options import CheckedConfig
 from polyscale.ops.hsa import IMPLEMENTATIONS, TIES
 
@@ -95,24 +96,14 @@ class HTEConfig(CheckedConfig):
             ("tie", self.tie, TIES),
             ("attention_impl", self.attention_impl, IMPLEMENTATIONS),
         ):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {known}, got {value!r}")
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("intermediate_size", "classifier_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be None or at least 1, got {value}")
-        if self.hidden_size % self.num_attention_heads:
+            check_choice(name, value, known)
+        self.check_sizes()
+        if self.classifier_size is not None and self.classifier_size < 1:
             raise ValueError(
-                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} "
-                f"and {self.num_attention_heads}"
+                f"classifier_size must be None or at least 1, got {self.classifier_size}"
             )
         if self.position_width < 0 or self.position_width % 2:
             raise ValueError(f"position_width must be 0 or even, got {self.position_width}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.local_pooling and self.num_hidden_layers < 2:
             raise ValueError(
                 "local_pooling needs num_hidden_layers of at least 2: it pools between layers, "

@@ -15,8 +15,7 @@ from polyscale.ops.hkt.checks import (
     check_scale,
     check_weights,
 )
-from polyscale.ops.hkt.coarse_scores import CoarseScores
-from polyscale.ops.hkt.decode import DECODE, hkt_decode
+from polyscale.ops.hkt.decode import DECODE, CoarseScores, hkt_decode
 from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.hkt.native import op as native
 from polyscale.ops.hkt.native.library import LIBRARY

@@ -1,21 +1,58 @@
 """HKT attention of a few new tokens against cached keys, one cache per level."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polyscale.ops.backends import Backend, Operation
-from polyscale.ops.hkt.coarse_scores import CoarseScores
 from polyscale.ops.hkt.native.decode import MAX_QUERIES, decode_native, why_unsupported
 from polyscale.ops.hkt.native.library import LIBRARY
-from polyscale.ops.hkt.new_tokens import NewTokens
 from polyscale.ops.hkt.reference import relative_term
 from polyscale.ops.hkt.sdpa import call_sdpa, upsample_blocks
 from polyscale.ops.native.backend import native_backend
 from polyscale.ops.numerics import accumulation_dtype, masked_softmax
 from polyscale.ops.tracing import without_autocast
+
+WIDEST_VECTOR = 16  # floats
+
+
+class CoarseScores:
+    """Scores of the coarse levels.
+
+    A coarse query serves `2**l` tokens, and so do its scores: the keys of level `l` are read once
+    in `2**l` tokens. Rows of the batch come first and may be reordered.
+    """
+
+    def __init__(self) -> None:
+        self.levels: list[Tensor] = []  # of levels 1 and up, [B, H, 2, room]
+        self.valid = False  # whether they are those of the last token
+        self.gained = 0  # how many levels, from the finest on, have gained an entry since
+
+    def reserve(self, keys: Sequence[Tensor]) -> None:
+        """Make room for as many scores per level above 0 as it has keys, and a vector more."""
+        for number, key in enumerate(keys[1:]):
+            batch, heads, length = key.shape[:3]
+            if number == len(self.levels):
+                self.levels.append(key.new_empty(batch, heads, 2, 0, dtype=torch.float32))
+            missing = length + WIDEST_VECTOR - self.levels[number].shape[3]
+            if missing > 0:
+                self.levels[number] = F.pad(self.levels[number], (0, missing + length // 2))
+
+
+class NewTokens(NamedTuple):
+    """The arguments of `hkt_decode`, which says what they mean, as every backend takes them."""
+
+    queries: Sequence[Tensor]  # per level [B, H, Q, D]
+    keys: Sequence[Tensor]  # per level [B, H, T_l, D]
+    value: Tensor  # [B, H, T, Dv]
+    level_weights: Tensor  # [L] or [H, L]
+    position: Tensor  # [B, Q]
+    scale: float
+    relative_bias: Sequence[Tensor] | None = None  # per level [H, 2 R - 1]
+    coarse_scores: CoarseScores | None = None
 
 
 def hkt_decode(

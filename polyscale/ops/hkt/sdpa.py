@@ -15,12 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.hkt.reference import relative_term
+from polyscale.ops.hkt.sdpa_gradients import guarded_sdpa, has_huge_scores
 from polyscale.ops.layout import keep_used
+from polyscale.ops.native.derivatives import beyond_gradients
 from polyscale.ops.tracing import is_cheap_to_read, without_autocast
-
-# From here on the fused kernels' backward pass, which computes scores again and rounds them
-# otherwise, may take the exponential of a large number.
-HUGE_SCORE = 1e6
 
 
 def hkt_attention_sdpa(
@@ -109,22 +107,27 @@ def call_sdpa(
     finite = query.isfinite().all(-1, keepdim=True)  # [B, H, Q, 1]
     if scale <= 0:  # some kernels look for the largest score before they scale
         query, scale = query * scale, 1.0
-    with without_autocast(value.device), _kernels(query, key, scale):
-        output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, scale=scale
-        )
+    with without_autocast(value.device):
+        output = _attend_at_any_size(query, key, value, mask, causal, scale)
     return output.masked_fill(~finite, float("nan"))
 
 
-def _kernels(query: Tensor, key: Tensor, scale: float) -> AbstractContextManager:
-    """Which of its kernels may run: with gradients of huge scores only the plain one."""
-    wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    if not wanted or not is_cheap_to_read(query) or query.numel() == 0:
-        return nullcontext()
-    longest = query.detach().norm(dim=-1).amax() * key.detach().norm(dim=-1).amax()
-    if float(longest) * abs(scale) <= HUGE_SCORE:
-        return nullcontext()
-    return sdpa_kernel(SDPBackend.MATH)
+def _attend_at_any_size(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """The attended values, with the kernel whose gradients hold at scores of this size."""
+    inputs = [query, key, value] if mask is None else [query, key, value, mask]
+    kernels: AbstractContextManager = nullcontext()
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        if is_cheap_to_read(query):
+            if has_huge_scores(query, key, scale):
+                kernels = sdpa_kernel(SDPBackend.MATH)
+        elif not beyond_gradients(inputs):
+            return guarded_sdpa(query, key, value, mask, causal, scale)
+    with kernels:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale
+        )
 
 
 def upsample_blocks(x: Tensor, level: int, length: int) -> Tensor:

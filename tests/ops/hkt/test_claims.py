@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import polyscale as ps
 from polyscale.cost.hkt import attention_cost, score_flop_ratio
-from polyscale.layers.projections import project
+from polyscale.layers.hkt_levels import project
 from polyscale.ops.hkt.api import AttentionMask, hkt_matrix, level_scores
 from tests.ops.hkt.cases import close, random_case
 

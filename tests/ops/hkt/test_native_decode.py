@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from polyscale.ops.hkt.decode import DECODE, hkt_decode
+from polyscale.ops.hkt.decode import DECODE, NewTokens, hkt_decode
 from polyscale.ops.hkt.native.library import LIBRARY
-from polyscale.ops.hkt.new_tokens import NewTokens
 from polyscale.ops.layout import level_length
 
 NO_KERNEL = LIBRARY.why_not_built()

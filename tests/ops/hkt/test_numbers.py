@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import polyscale as ps
 from polyscale.ops.hkt.decode import hkt_decode
@@ -46,6 +47,77 @@ def assert_finite(output, case):
 def test_finite_scores_give_finite_values_and_gradients(size, causal, impl):
     case = long_case(size)
     assert_finite(ps.hkt_attention(*case, causal=causal, impl=impl), case)
+
+
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [2e4, 1e10, 1e18])  # scores of 1e9, 1e20 and 1e37
+def test_compiled_gradients_of_huge_scores_are_those_of_the_reference(size, causal):
+    """Where the fused kernel behind sdpa gives NaN: heads 32 wide on more tokens than a block."""
+    case = long_case(size, head_dim=32, value_dim=32)
+
+    def attend(queries, keys, value, weights):
+        return ps.hkt_attention(queries, keys, value, weights, causal=causal, impl="sdpa")
+
+    exact = gradients(ps.hkt_attention(*case, causal=causal, impl="reference"), case)
+    for one, other in zip(gradients(compiled(attend)(*case), case), exact, strict=True):
+        assert error(one, other, 1.0) <= 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 1e10])
+@pytest.mark.parametrize("options", ["padding", "bias", "padding and bias"])
+def test_compiled_gradients_with_masks_are_those_of_the_reference(options, size):
+    case = long_case(size, head_dim=32, value_dim=32)
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(2, 9, generator=generator).requires_grad_() for _ in range(3)]
+    padding = torch.zeros(2, 300, dtype=torch.bool)
+    padding[1, 250:] = True
+    masks = {
+        "key_padding_mask": padding if "padding" in options else None,
+        "relative_bias": tables if "bias" in options else None,
+    }
+
+    def attend(impl):
+        return lambda *given: ps.hkt_attention(*given, causal=False, impl=impl, **masks)
+
+    inputs = [*case[0], *case[1], *case[2:], *(tables if "bias" in options else [])]
+    exact = torch.autograd.grad(attend("reference")(*case).square().sum(), inputs)
+    found = torch.autograd.grad(compiled(attend("sdpa"))(*case).square().sum(), inputs)
+    for one, other in zip(found, exact, strict=True):
+        assert error(one, other, 1.0) <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("transform", [compiled, lambda f: torch.func.vmap(f)])
+def test_functional_gradients_of_huge_scores_are_finite(transform):
+    queries, keys, value, weights = long_case(1e10, head_dim=32, value_dim=32)
+    fixed = [x.detach() for x in (keys[0], value, weights[:, :1])]
+
+    def loss(query):
+        key, value, weights = fixed
+        return ps.hkt_attention([query], [key], value, weights, impl="sdpa").square().sum()
+
+    query = queries[0].detach()
+    if transform is not compiled:
+        query = query.expand(2, *query.shape)
+    assert torch.isfinite(transform(torch.func.grad(loss))(query)).all()
+
+
+def test_the_plain_kernel_behind_a_trace_may_be_differentiated_twice():
+    """Tensors without numbers take the way of accelerators, where a user may choose the kernel."""
+    queries, keys, value, weights = random_case(6, 2, dtype=torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        case = [[fake.from_tensor(x) for x in level] for level in (queries, keys)]
+        case += [fake.from_tensor(x) for x in (value, weights)]
+        with sdpa_kernel(SDPBackend.MATH):
+            output = ps.hkt_attention(*case, impl="sdpa")
+        (gradient,) = torch.autograd.grad(output.sum(), case[0][0], create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), case[1][0])
+    assert second.shape == keys[0].shape
 
 
 @every_impl

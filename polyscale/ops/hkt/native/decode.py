@@ -1,12 +1,18 @@
 """Decoding on the CPU as one call of the native kernel."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from polyscale.ops.hkt.native import op
 from polyscale.ops.hkt.native.library import Call
-from polyscale.ops.hkt.new_tokens import NewTokens
 from polyscale.ops.tracing import has_values
+
+if TYPE_CHECKING:  # it is imported there
+    from polyscale.ops.hkt.decode import NewTokens
 
 # More queries than this are faster as matrix products.
 MAX_QUERIES = 16
