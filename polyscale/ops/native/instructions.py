@@ -20,7 +20,7 @@ _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 if _IS_X86:
     _SETS |= {
         "avx2": ("-mavx2", "-mfma"),
-        "avx512": ("-mavx512f", "-mavx512vnni", "-mavx512bw", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
+        "avx512": ("-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
     }
 
 

@@ -157,32 +157,9 @@ class Backward : public Team {
 }  // namespace
 
 // Every function returns 0 when it is done and 1 when it is out of memory.
-class Quantise : public Team {
-   public:
-    Quantise(Problem& p) : Team(p.key_heads * 64, p.threads, 0), p_(p) {}
-    void task(int64_t n, float*) override {
-        const int64_t h = n / 64, part = n % 64, each = (p_.keys + 63) / 64;
-        for (int64_t i = part * each; i < least(p_.keys, (part + 1) * each); i++) {
-            const float* x = (const float*)p_.key.data + h * p_.key.head + i * p_.key.row;
-            float top = 1e-30f;
-            for (int64_t d = 0; d < p_.width; d++) { const float y = x[d] < 0 ? -x[d] : x[d]; top = y > top ? y : top; }
-            uint8_t* to = (uint8_t*)p_.grad_key.data + (h * p_.keys + i) * p_.width;
-            for (int64_t d = 0; d < p_.width; d++) to[d] = (uint8_t)((int32_t)(x[d] * (127.0f / top) + 128.5f));
-            ((float*)p_.grad_value.data)[h * p_.keys + i] = top / 127.0f;
-        }
-    }
-    Problem& p_;
-};
 extern "C" int opened_choose(const Problem* problem) {
     return guarded([&] {
-        Problem mine = *problem;
-        const Problem& p = mine;
-        std::vector<uint8_t> k8; std::vector<float> ks;
-        if (getenv("TRIAL8")) {
-            k8.resize((size_t)(p.key_heads * p.keys * p.width)); ks.resize((size_t)(p.key_heads * p.keys));
-            mine.grad_key.data = k8.data(); mine.grad_value.data = ks.data();
-            if (!Quantise(mine).run()) return false;
-        }
+        const Problem& p = *problem;
         const Variant& v = variant(p.variant);
         const Sequences sequences(p);
         const std::vector<Choose::Run> runs = runs_of(p, v, sequences);

@@ -99,48 +99,6 @@ static void sum_blocks(const Problem& p, ChooseScratch& my, int64_t keys, int64_
     for (int c = 0; c < C; c++) store(my.sum + column + c * WIDTH, all[c]);
 }
 
-#if defined(__AVX512VNNI__)
-#define EIGHT 1
-static float* QSCALE_OF(ChooseScratch& my);
-struct Eight {
-    const uint8_t* keys; const float* scales; const int8_t* queries; const float* qscale; const int32_t* qsum;
-};
-static __thread Eight eight;
-template <int C, class Finish>
-INLINE void score_tile8(int64_t key, int64_t last, int64_t columns, int64_t width, int64_t column, Finish& finish) {
-    const uint8_t* rows[SCORE_ROWS];
-    for (int r = 0; r < SCORE_ROWS; r++) rows[r] = eight.keys + least(key + r, last) * width;
-    const int8_t* q = eight.queries + column * 4;
-    __m512i sums[SCORE_ROWS][C];
-    UNROLL for (int r = 0; r < SCORE_ROWS; r++) UNROLL for (int c = 0; c < C; c++) sums[r][c] = _mm512_setzero_si512();
-#pragma GCC unroll 1
-    for (int64_t k = 0; k < width; k += 4) {
-        __m512i right[C];
-        UNROLL for (int c = 0; c < C; c++) right[c] = _mm512_loadu_si512(q + c * 64);
-        UNROLL for (int r = 0; r < SCORE_ROWS; r++) {
-            int32_t four; memcpy(&four, rows[r] + k, 4);
-            const __m512i left = _mm512_set1_epi32(four);
-            UNROLL for (int c = 0; c < C; c++) sums[r][c] = _mm512_dpbusd_epi32(sums[r][c], left, right[c]);
-        }
-        q += columns * 4;
-    }
-    Vector acc[SCORE_ROWS][C];
-    UNROLL for (int c = 0; c < C; c++) {
-        const __m512i off = _mm512_loadu_si512(eight.qsum + column + c * 16);
-        const Vector qs = load(eight.qscale + column + c * 16);
-        UNROLL for (int r = 0; r < SCORE_ROWS; r++)
-            acc[r][c] = (Vector)_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][c], off)) * (qs * splat(eight.scales[least(key + r, last)]));
-    }
-    finish.template done<C>(acc, key);
-}
-template <int C, class Finish>
-static void score_column8(int64_t first, int64_t count, int64_t columns, int64_t width, int64_t column, Finish& finish) {
-    const Eight all = eight;
-    eight.keys += first * width; eight.scales += first;
-    for (int64_t key = 0; key < count; key += SCORE_ROWS) score_tile8<C>(key, count - 1, columns, width, column, finish);
-    eight = all;
-}
-#endif
 struct ChooseColumn {
     const Problem& p;
     ChooseScratch& my;
@@ -157,9 +115,6 @@ struct ChooseColumn {
             const Later later{queries, nullptr, (int32_t)first,
                               p.causal && first + seen - 1 > queries[0]};
             KeepLargest<false> keep{later, nullptr, my.scores, my.largest + column, seen};
-#if EIGHT
-            if (eight.keys) score_column8<C>(first, seen, columns, p.width, column, keep); else
-#endif
             score_column<C>(keys, seen, my.packed, columns, p.width, column, keep);
         } else {
             for (int c = 0; c < C; c++) store(my.sum + column + c * WIDTH, splat(0.0f));
@@ -389,34 +344,6 @@ static void choose_units_from(const Problem* problem, const Sequence* sequence, 
     for (int64_t i = 0; i < columns; i++)
         my.positions[i] = my.rows[least(i, real - 1) / part.heads];
     const int64_t limit = p.causal ? my.rows[rows - 1] + 1 : s.length;
-#if EIGHT
-    static __thread int8_t q8[4096 * 128]; static __thread float qscale[4096]; static __thread int32_t qsum[4096];
-    eight.keys = nullptr;
-    if (p.grad_key.data) {
-        eight = {(const uint8_t*)p.grad_key.data + key_head * p.keys * p.width, (const float*)p.grad_value.data + key_head * p.keys, q8, qscale, qsum};
-        // Whole vectors of columns at a time: largest of each, then four channels to a word.
-        for (int64_t i = 0; i < columns; i += WIDTH) {
-            Vector top = splat(1e-30f);
-            for (int64_t d = 0; d < p.width; d++) {
-                const Vector x = load(my.packed + d * columns + i);
-                top = larger(top, larger(x, -x));
-            }
-            const Vector factor = splat(127.0f) / top;
-            __m512i sum = _mm512_setzero_si512();
-            for (int64_t d = 0; d < p.width; d += 4) {
-                __m512i word = _mm512_setzero_si512();
-                UNROLL for (int k = 0; k < 4; k++) {
-                    const __m512i x = _mm512_cvtps_epi32((__m512)(load(my.packed + (d + k) * columns + i) * factor));
-                    sum = _mm512_add_epi32(sum, x);
-                    word = _mm512_or_si512(word, _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(255)), 8 * k));
-                }
-                _mm512_storeu_si512(q8 + (d / 4 * columns + i) * 4, word);
-            }
-            store(qscale + i, top * splat(1.0f / 127.0f));
-            _mm512_storeu_si512(qsum + i, _mm512_slli_epi32(sum, 7));
-        }
-    }
-#endif
     block_probabilities(p, s, my, part, columns, limit);
 
     int64_t low = 0, high = 0;  // rows of one unit
