@@ -2,6 +2,7 @@
 
     python -m benchmarks.opened_trials --model FOLDER --data-dir FOLDER --output benchmarks/results
 
+(and `--seconds` for the time of two stages)
 captures queries and keys of some layers for the longest article of enwik8 and compares choices: by
 8-bit sampled scores; in two stages, where summaries of key blocks propose and samples decide; and
 how many tiles of scores no sampled row could need. Emulated in PyTorch: it says what is chosen, and
@@ -20,8 +21,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.opened_peers import kept_by, open_by, sampled_mass, settings_of
-from benchmarks.timing import machine
+from benchmarks.timing import best_seconds, machine
 from polyscale._files import write_text
+from polyscale.ops.opened.fused import attend_to_choice
+from polyscale.ops.opened.places import Places
 from polyscale.ops.opened.settings import Settings
 
 LAYERS = (1, 8, 15, 22, 29)
@@ -188,6 +191,51 @@ def compare(query: Tensor, key: Tensor, heavy: int) -> dict[str, Row]:
     return found
 
 
+def stage_seconds(size: int, proposed: int = 2048) -> Row:
+    """What two stages would take at least, by the products of the kernel that attends.
+
+    First all sampled rows against the summaries that they see on average, then each query block's
+    sampled rows against the keys that were proposed.
+    """
+    rows = size // 8
+    query, key = torch.randn(1, 9, rows, 64), torch.randn(1, 3, size, 64)
+    summaries = key[:, :, : size // 32].contiguous()
+    queries_first = query[:, :, : size // 32].contiguous()  # a view needs a key for each query
+    first = settings_of(64, causal=False, near=0, heavy=0)
+    everything = torch.ones(1, 3, queries_first.shape[2] // 64, size // 32 // 16, dtype=torch.bool)
+    second = settings_of(64, causal=False, near=0, heavy=0, block=16)
+    chosen = torch.zeros(1, 3, rows // 16, size // 16, dtype=torch.bool)
+    best = torch.rand(chosen.shape).topk(proposed // 16, -1).indices
+    chosen.scatter_(-1, best, True)
+    seconds = best_seconds(
+        {
+            "propose": lambda: attend_to_choice(
+                queries_first,
+                summaries,
+                summaries[..., :1].contiguous(),
+                everything,
+                places_of_rows(queries_first, summaries),
+                first,
+            ),
+            "decide": lambda: attend_to_choice(
+                query, key, key[..., :1].contiguous(), chosen, places_of_rows(query, key), second
+            ),
+        },
+        rounds=3,
+    )
+    # A quarter of the sampled rows stood for all in the first stage.
+    return {
+        "size": size,
+        "propose_seconds": 4 * seconds["propose"],
+        "decide_seconds": seconds["decide"],
+    }
+
+
+def places_of_rows(query: Tensor, key: Tensor) -> Places:
+    """The queries are the last positions; no sinks."""
+    return Places.of_rows(1, query.shape[2], key.shape[2], None, query.device)
+
+
 def capture(model_dir: Path, data_dir: Path, length: int) -> dict[int, tuple[Tensor, Tensor]]:
     """Queries and keys of some layers, rotated, for the longest article."""
     from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
@@ -240,25 +288,32 @@ def run(tensors: dict[int, tuple[Tensor, Tensor]], heavy: int) -> list[Row]:
 
 
 def main() -> None:
-    """Write opened_trials.json."""
+    """Write or complete opened_trials.json."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--seconds", action="store_true", help="time two stages, no model")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--heavy", type=int, default=512)
     options = parser.parse_args()
+    path = options.output / "opened_trials.json"
+    result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     with torch.no_grad():
-        rows = run(capture(options.model, options.data_dir, options.length), options.heavy)
-    result = {
-        "benchmark": "opened_trials",
-        "machine": machine(),
-        "model": "SmolLM2-135M-Instruct",
-        "length": options.length,
-        "heavy": options.heavy,
-        "layers": rows,
-    }
-    write_text(options.output / "opened_trials.json", json.dumps(result, indent=2) + "\n")
+        if options.seconds:
+            result["two_stages"] = [stage_seconds(size) for size in (32768, 65536)]
+        else:
+            result |= {
+                "benchmark": "opened_trials",
+                "machine": machine(),
+                "model": "SmolLM2-135M-Instruct",
+                "length": options.length,
+                "heavy": options.heavy,
+                "layers": run(
+                    capture(options.model, options.data_dir, options.length), options.heavy
+                ),
+            }
+    write_text(path, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
