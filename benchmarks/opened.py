@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +23,14 @@ from benchmarks.opened_peers import (
     settings_of,
     streaming,
 )
-from benchmarks.timing import added_memory, best_seconds, machine, milliseconds
+from benchmarks.opened_tables import draw, to_markdown
+from benchmarks.timing import added_memory, best_seconds, machine
 from polyscale.ops.hsa import hsa_attention
 from polyscale.ops.opened import opened_attention
 from polyscale.ops.opened.flex import block_mask
 from polyscale.trees import SignalTree
+
+__all__ = ["draw", "run", "to_markdown"]
 
 HEADS, KEY_HEADS, WIDTH = 9, 3, 64
 WINDOWS = (16, 16, 16, 16)
@@ -66,7 +69,8 @@ def run(quick: bool = False, announce: Callable[[str], None] = print) -> dict[st
         "width": WIDTH,
         "operation": rows,
         "flops_bar": FLOPS_BAR,
-        "flex": [compare_flex(size) for size in ((1024,) if quick else (2048, 8192))],
+        "endings": [compare_endings(size) for size in ((1024,) if quick else (4096, 8192))],
+        "flex": [compare_flex(size) for size in sizes],
         "choices": compare_choices(1024 if quick else 2048),
         "peak_bytes": {str(size): peak_bytes(size) for size in sizes},
     }
@@ -88,6 +92,7 @@ def compare(size: int, *, grad: bool = False, rounds: int = 3) -> Row:
     seconds = best_seconds(
         {
             "opened": _step(opened_attention, ours, grad),
+            "strict": _step(partial(opened_attention, strict=True), ours, grad),
             "sdpa": _step(
                 lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
                 theirs,
@@ -103,6 +108,7 @@ def compare(size: int, *, grad: bool = False, rounds: int = 3) -> Row:
     )
     with torch.no_grad():
         _, audit = opened_attention(*ours, return_audit=True)
+        _, strict = opened_attention(*ours, strict=True, return_audit=True)
     sdpa = seconds["sdpa"] * HEADS / timed_heads
     # Of SDPA's products, which are 2 for each pair: the sampled scores and those of the views.
     products = (1 / 16 + audit.share * (3.5 if grad else 1)) / (3.5 if grad else 1)
@@ -112,6 +118,9 @@ def compare(size: int, *, grad: bool = False, rounds: int = 3) -> Row:
         "opened_seconds": seconds["opened"],
         "sdpa_seconds": sdpa,
         "hsa_seconds": seconds["hsa"] * HEADS / timed_heads,
+        "strict_seconds": seconds["strict"],
+        "strict_share": strict.share,
+        "strict_kept": float(strict.kept.mean()),
         "heads_timed": timed_heads,
         "speedup": sdpa / seconds["opened"],
         "share": audit.share,
@@ -121,6 +130,24 @@ def compare(size: int, *, grad: bool = False, rounds: int = 3) -> Row:
     }
 
 
+def compare_endings(size: int, last: int = 128) -> Row:
+    """The last positions as a part of the prompt with a finer sample, or densely."""
+    query, key, value = inputs(size)
+    ending = query[:, :, -last:]
+    wide = [x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (key, value)]
+    seen = torch.arange(size) <= torch.arange(size - last, size)[:, None]
+    with torch.no_grad():
+        seconds = best_seconds(
+            {
+                "whole": lambda: opened_attention(query, key, value),
+                "sample_8": lambda: opened_attention(ending, key, value),
+                "sample_4": lambda: opened_attention(ending, key, value, sample=4),
+                "dense": lambda: scaled_dot_product_attention(ending, *wide, attn_mask=seen),
+            }
+        )
+    return {"size": size, **{f"{name}_seconds": value for name, value in seconds.items()}}
+
+
 def compare_flex(size: int) -> Row:
     """Torch's compiled flex_attention with the same choice as a block mask."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -128,22 +155,26 @@ def compare_flex(size: int) -> Row:
     query, key, value = inputs(size)
     with torch.no_grad():
         _, audit = opened_attention(query, key, value, return_audit=True)
-        mask = block_mask(audit.opened, HEADS, audit.places, audit.settings)
+        opened, heads = audit.opened, HEADS
+        if size > LONGEST_WITH_ALL_HEADS:  # one group of heads, and multiplied
+            heads, opened = HEADS // KEY_HEADS, opened[:, :1]
+        mask = block_mask(opened, heads, audit.places, audit.settings)
         compiled = torch.compile(flex_attention, dynamic=False)
-        wide_key, wide_value = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (key, value))
+        wide = [x.repeat_interleave(HEADS // KEY_HEADS, 1)[:, :heads] for x in (key, value)]
+        timed_query = query[:, :heads].contiguous()
         seconds = best_seconds(
             {
-                "flex": lambda: compiled(query, wide_key, wide_value, block_mask=mask),
+                "flex": lambda: compiled(timed_query, *wide, block_mask=mask),
                 "opened": lambda: opened_attention(query, key, value),
             },
-            rounds=2,
+            rounds=2 if size <= 8192 else 1,
         )
-    tiles = mask.to_dense().float().mean()
     return {
         "size": size,
-        "flex_seconds": seconds["flex"],
+        "flex_seconds": seconds["flex"] * HEADS / heads,
         "opened_seconds": seconds["opened"],
-        "tiles": float(tiles),
+        "heads_timed": heads,
+        "tiles": float(mask.to_dense().float().mean()),
     }
 
 
@@ -234,102 +265,3 @@ def _step(
         torch.autograd.grad(output, tensors, output.detach())
 
     return once
-
-
-def to_markdown(result: dict[str, Any]) -> str:
-    """The tables that stand beside the JSON."""
-    about = result["machine"]
-    lines = [
-        "# Opened attention: speed, memory and choice",
-        "",
-        f"{result['heads']} heads, {result['key_heads']} of keys, width {result['width']}, causal, "
-        f"the defaults, float32, {about['processor']}, {about['threads']} threads, torch "
-        f"{about['torch']}, {about['date']}. Candidates take turns in one process; the best time "
-        "counts. SDPA and HSA have their keys expanded outside of the clock. Made by `polyscale "
-        "bench opened`.",
-        "",
-        "| N | pass | opened | SDPA | speed-up | target | of its products | HSA, columns | share |"
-        " kept |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in result["operation"]:
-        scaled = "" if row["heads_timed"] == result["heads"] else " (from 1 head)"
-        bar = "" if row["bar"] is None else f"{row['bar']:g}x"
-        lines.append(
-            f"| {row['size']:,} | {row['pass']} | {milliseconds(row['opened_seconds'])} | "
-            f"{milliseconds(row['sdpa_seconds'])}{scaled} | {row['speedup']:.2f}x | {bar} | "
-            f"{row['of_its_products']:.2f} | {milliseconds(row['hsa_seconds'])}{scaled} | "
-            f"{row['share']:.1%} | {row['kept']:.3f} |"
-        )
-    lines += [
-        "",
-        "*Of its products*: the time over what selection and attention would take at SDPA's own "
-        f"rate; the target is at most {result['flops_bar']:g}. *Share* and *kept*, the audit's, "
-        "are those of normally distributed numbers, which have no heavy keys: what a model keeps "
-        "is another matter.",
-        "",
-        "| N | peak memory of a forward pass | per position |",
-        "|---|---|---|",
-    ]
-    for size, count in result["peak_bytes"].items():
-        lines.append(
-            f"| {int(size):,} | {count / 2**20:,.0f} MiB | {count / int(size) / 1024:.1f} KiB |"
-        )
-    lines += [
-        "",
-        "## The same choice in torch's compiled flex_attention, on this CPU",
-        "",
-        "| N | flex_attention, its block mask given | opened, choice included | tiles of 128 |",
-        "|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['size']:,} | {milliseconds(row['flex_seconds'])} | "
-        f"{milliseconds(row['opened_seconds'])} | {row['tiles']:.1%} |"
-        for row in result["flex"]
-    ]
-    return "\n".join([*lines, "", *choice_lines(result["choices"])]) + "\n"
-
-
-def choice_lines(choices: list[Row]) -> list[str]:
-    """What each way to choose keeps."""
-    cases = sorted({(not row["steady"], row["heavy"]) for row in choices})
-    head = [f"{'changing' if other else 'steady'}, heavy {heavy}" for other, heavy in cases]
-    lines = [
-        "## Ways to choose, at an equal number of key blocks",
-        "",
-        "A made-up text: runs of tokens about one topic, and queries that ask for one, the same "
-        "for a run of tokens (steady) or another from token to token (changing), where a sample "
-        "says little about the queries beside it. Queries of the second half: the mean softmax "
-        "mass kept, and that of the worst hundredth.",
-        "",
-        "| chosen by | " + " | ".join(head) + " |",
-        "|---|" + "---|" * len(cases),
-    ]
-    for name in dict.fromkeys(row["chooser"] for row in choices):
-        mine = {(not row["steady"], row["heavy"]): row for row in choices if row["chooser"] == name}
-        cells = [f"{mine[case]['kept']:.3f}, {mine[case]['worst_percent']:.3f}" for case in cases]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Time against N, both axes logarithmic."""
-    from polyscale._extras import require
-
-    figure = require("matplotlib.figure", "train", "a plot").Figure(
-        figsize=(6, 4), layout="constrained"
-    )
-    axes = figure.add_subplot()
-    for name, label, style in (
-        ("opened_seconds", "opened", "o-"),
-        ("sdpa_seconds", "SDPA", "s--"),
-        ("hsa_seconds", "HSA, columns", "^:"),
-    ):
-        rows = [row for row in result["operation"] if row["pass"] == "forward"]
-        axes.loglog([row["size"] for row in rows], [row[name] for row in rows], style, label=label)
-    axes.set_xlabel("N")
-    axes.set_ylabel("seconds, forward")
-    axes.set_title("Opened attention, defaults, causal", loc="left")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path)

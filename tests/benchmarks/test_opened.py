@@ -12,6 +12,7 @@ def test_a_size_gives_a_row():
     row = opened.compare(256, rounds=1)
     assert row["speedup"] == pytest.approx(row["sdpa_seconds"] / row["opened_seconds"])
     assert row["share"] == row["kept"] == pytest.approx(1)
+    assert row["strict_share"] == row["strict_kept"] == pytest.approx(1)
 
 
 def test_the_sampled_mass_of_the_corner_is_what_the_operation_chooses():
@@ -43,12 +44,27 @@ def test_everything_stands_in_the_table(tmp_path):
         "width": 64,
         "operation": [row],
         "flops_bar": 1.6,
-        "flex": [{"size": 128, "flex_seconds": 1.0, "opened_seconds": 0.5, "tiles": 0.5}],
+        "endings": [opened.compare_endings(256, last=64)],
+        "flex": [
+            {
+                "size": 128,
+                "flex_seconds": 1.0,
+                "opened_seconds": 0.5,
+                "heads_timed": 3,
+                "tiles": 0.5,
+            }
+        ],
         "choices": opened._compare_choices(256, 64, steady=False),
         "peak_bytes": {"128": 2**20},
     }
     table = opened.to_markdown(result)
-    for text in ("| 128 | forward |", "1.3x", "| 128 | 1 MiB | 8.0 KiB |", "changing, heavy 64"):
+    for text in (
+        "| 128 | forward |",
+        "1.3x",
+        "| 128 | 1 MiB | 8.0 KiB |",
+        "| 128 | 1,000.0 ms (from 3 heads) | 500.0 ms | 50.0% |",
+        "changing, heavy 64",
+    ):
         assert text in table
     opened.draw(result, tmp_path / "opened.svg")
     assert (tmp_path / "opened.svg").stat().st_size > 1000

@@ -9,7 +9,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from polyscale.checks import check_flag, check_integer
+from polyscale.checks import check_flag, check_integer, check_number
 from polyscale.ops.backends import Backend, Operation
 from polyscale.ops.hkt.checks import check_cu_seqlens, check_padding_mask
 from polyscale.ops.native.backend import native_backend
@@ -174,7 +174,7 @@ def opened_attention(
         sample=sample,
         rest=rest,
         strict=strict,
-        scale=query.shape[3] ** -0.5 if scale is None else scale,
+        scale=query.shape[3] ** -0.5 if scale is None else check_number("scale", scale),
     )
     places = _places(query, key, key_padding_mask, cu_seqlens)
     found = _check_sinks(sinks, places)

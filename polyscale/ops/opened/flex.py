@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polyscale.ops.opened.places import Places
-from polyscale.ops.opened.reference import Choice, view_of, visible_keys
+from polyscale.ops.opened.reference import Choice, view_of
 from polyscale.ops.opened.selection import choose_in_parts
 from polyscale.ops.opened.settings import Settings
 from polyscale.ops.tracing import has_values
@@ -99,13 +99,18 @@ def _tiles(opened: Tensor, places: Places, settings: Settings) -> Tensor:
     """Tiles with a pair that is seen: bool `[B, Hk, ceil(N / TILE), ceil(M / TILE)]`."""
     view = view_of(opened, places, settings)  # [B, Hk, Q, M]
     block = places.query_blocks(settings)[0].clamp(min=0)
-    visible = visible_keys(places, settings)
+    position, sequence = places.of_queries(places.position), places.of_queries(places.sequence)
     keys = view.shape[3]
     rows = []
-    for begin in range(0, places.queries, TILE):
+    for begin in range(0, places.queries, TILE):  # so that no matrix of all pairs is made
         mine = slice(begin, begin + TILE)
+        at = position[:, mine, None]  # [B, TILE, 1]
+        visible = (at >= 0) & (sequence[:, mine, None] == places.sequence[:, None])
+        visible &= places.position[:, None] >= 0
+        if settings.causal:
+            visible &= places.position[:, None] <= at
         index = block[:, None, mine, None].expand(-1, view.shape[1], -1, keys)
-        pairs = view.gather(2, index) & visible[:, None, mine]
+        pairs = view.gather(2, index) & visible[:, None]
         seen = torch.nn.functional.pad(pairs.any(2), (0, -keys % TILE))
         rows.append(seen.unflatten(-1, (-1, TILE)).any(-1))
     return torch.stack(rows, 2)

@@ -7,6 +7,7 @@ the last N of M columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -109,6 +110,8 @@ class Places:
         Positions p with p + 1 divisible by `sample` and the last of all; in strict mode the first
         of each group.
         """
+        if self.boundaries is None and not self.has_padding:
+            return self._sampled_of_rows(settings)
         position = self.of_queries(self.position)
         if settings.strict:
             first = self.of_queries(self.first)
@@ -117,15 +120,30 @@ class Places:
             last = self.of_queries(self.length) - 1
             chosen = ((position + 1) % settings.sample == 0) | (position == last)
         chosen = chosen & (position >= 0)
-        most = self._most_sampled(chosen, settings)
+        most = self._most_sampled(chosen, settings.sample)
         order = torch.argsort((~chosen).to(torch.uint8), dim=1, stable=True)[:, :most]
         return torch.where(chosen.gather(1, order), order, -1)
 
-    def _most_sampled(self, chosen: Tensor, settings: Settings) -> int:
+    def _sampled_of_rows(self, settings: Settings) -> Tensor:
+        """Without padding they follow from the lengths alone, which may be symbols."""
+        batch, keys = self.position.shape
+        first, sample = keys - self.queries, settings.sample
+        begin = first // sample
+        group = torch.arange(begin, (keys + sample - 1) // sample, device=self.position.device)
+        position = group * sample
+        if settings.strict:
+            position = position.clamp(min=first)
+        else:
+            position = (position + sample - 1).clamp(max=keys - 1)
+        return (position - first).expand(batch, -1)
+
+    def _most_sampled(self, chosen: Tensor, sample: int) -> int:
+        if self.boundaries is not None:
+            lengths = (end - begin for begin, end in pairwise(self.boundaries))
+            return sum((length + sample - 1) // sample for length in lengths)
         if chosen.numel() and is_cheap_to_read(chosen):
             return int(chosen.sum(1).max())
-        sequences = 1 if self.boundaries is None else len(self.boundaries) - 1
-        return min(self.queries, self.queries // settings.sample + 2 * sequences)
+        return min(self.queries, self.queries // sample + 2)
 
 
 def sink_columns(places: Places, sinks: int | Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def check_settings(
         sample=sample,
         rest=rest,
         strict=strict,
-        scale=check_number("scale", scale),
+        scale=scale,
     )
 
 
