@@ -116,7 +116,7 @@ class Units {
     int threads() const {
         const double products = (double)(count_ * group_) * (double)a_.longest *
                                 (double)(store_.width + store_.value_width);
-        return (int)least(a_.threads, (int64_t)(1.0 + products / 1e5));
+        return products < 8e5 ? 1 : (int)least(a_.threads, (int64_t)(products / 1e5));
     }
 
    private:
