@@ -251,7 +251,11 @@ class LevelStore:
         arrays = {name: state[name].contiguous() for name in _ARRAYS}
         longest = int(lengths.max()) if len(lengths) else 0
         found = cls(
-            *(settings, width, value_width, DTYPES[dtype], lengths),
+            settings,
+            width,
+            value_width,
+            DTYPES[dtype],
+            lengths,
             **arrays,
             longest=longest,
             native=None,
