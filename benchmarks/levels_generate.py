@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ Row = dict[str, Any]
 
 def measure_caches(model: Any, tokens: int, names: list[str], batch: int) -> dict[str, Row]:
     """Write tokens from each cache in turn; the caches hold random numbers, as long as a prompt."""
-    config, rounds = model.config, {}
+    config = model.config
+    rounds: dict[str, list[float]] = {}
     key_heads, width = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
     dense = DynamicCache(config=config)
     for layer in range(config.num_hidden_layers):
@@ -93,7 +95,8 @@ def _step(model: Any, cache: Any, batch: int, count: int) -> float:
 
 def measure_reading(model: Any, tokens: int) -> dict[str, float]:
     """Read a prompt by softmax and by opened attention; tokens per second."""
-    ids, found = torch.randint(10, 1000, (1, tokens)), {}
+    ids = torch.randint(10, 1000, (1, tokens))
+    found: dict[str, float] = {}
     for name in (USUAL, *LEVELS):
         if len(found) < 2:
             if name != USUAL:
@@ -108,8 +111,7 @@ def measure_reading(model: Any, tokens: int) -> dict[str, float]:
 
 def measure_llama(path: Path, config: Any, tokens: int, kind: str, threads: int) -> Row:
     """Read a prompt and write tokens by llama.cpp with keys and values of a kind."""
-    import xllamacpp  # an optional peer
-
+    xllamacpp = import_module("xllamacpp")  # an optional peer
     options = xllamacpp.CommonParams()
     options.model.path = str(path)
     options.n_ctx, options.n_parallel = tokens + 128, 1

@@ -107,9 +107,10 @@ def attend(
 
     `opening`: near, heavy, and the share of the mass; negative without one.
     """
-    if not has_contiguous_channels(query):
-        query = query.contiguous()
     shape, strides, to = query.shape, query.stride(), output.stride()
+    if strides[3] != 1 and not has_contiguous_channels(query):
+        query = query.contiguous()
+        strides = query.stride()
     addresses = (0, 0, 0)
     if opened is not None:
         addresses = (opened[0].data_ptr(), opened[1].data_ptr(), opened[0].shape[3])
