@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -18,7 +18,7 @@ from polyscale._files import follow_umask
 from polyscale.inject.level_layer import DENSE, LevelLayer, LevelOptions
 
 FORMAT = "polyscale.level_cache"
-VERSION = 1
+VERSION = 2
 
 
 class LevelCache(Cache):
@@ -200,16 +200,8 @@ class LevelCache(Cache):
 
         >>> cache = LevelCache.load("prompt.safetensors", model.config)  # doctest: +SKIP
         """
-        states: dict[int, dict[str, Tensor]] = {}
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("polyscale", "{}"))
-            if about.get("format") != FORMAT or about.get("version") != VERSION:
-                raise ValueError(f"path must be a file that LevelCache.save wrote, got {path}")
-            for name in file.keys():  # noqa: SIM118  # not a dict
-                number, _, part = name.partition(".")
-                states.setdefault(int(number), {})[part] = file.get_tensor(name)
-        options = {**about["options"], "bits": tuple(about["options"]["bits"])}
-        found = cls(config, **options)
+        about, states = _read(path)
+        found = cls(config, **{**about["options"], "bits": tuple(about["options"]["bits"])})
         if len(found.layers) != len(about["layers"]):
             raise ValueError(
                 f"config must be of a model with {len(about['layers'])} layers like the saved "
@@ -219,12 +211,42 @@ class LevelCache(Cache):
             layer: Any = found.layers[number]
             state = states.get(number, {})
             if kind == "levels":
-                layer.load_state(state)
+                if not isinstance(layer, LevelLayer):
+                    layer = found.layers[number] = LevelLayer(found.options)
+                try:
+                    layer.load_state(state)
+                except ValueError as error:
+                    raise ValueError(
+                        f"path must be a whole file that LevelCache.save wrote, got {path}, whose "
+                        f"layer {number} is damaged: {error}"
+                    ) from error
             elif state:
                 if isinstance(layer, LevelLayer):
                     layer = found.layers[number] = DynamicLayer()
                 layer.update(state["keys"], state["values"])
         return found
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]]]:
+    """Return what a saved cache says about itself, and the tensors of each layer."""
+    wrong = f"path must be a whole file that LevelCache.save wrote, got {path}"
+    states: dict[int, dict[str, Tensor]] = {}
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("polyscale", "{}"))
+            if about.get("format") != FORMAT:
+                raise ValueError(wrong)
+            if about.get("version") != VERSION:
+                raise ValueError(
+                    f"{wrong}, of version {about.get('version')} where this one reads {VERSION}; "
+                    "read the prompt again and save it"
+                )
+            for name in file.keys():  # noqa: SIM118  # not a dict
+                number, _, part = name.partition(".")
+                states.setdefault(int(number), {})[part] = file.get_tensor(name)
+    except SafetensorError as error:
+        raise ValueError(f"{wrong}, which cannot be read: {error}") from error
+    return about, states
 
 
 def _whole_keys(layer: Any, number: int) -> dict[str, Tensor]:

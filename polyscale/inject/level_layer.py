@@ -320,7 +320,7 @@ class LevelLayer(CacheLayerMixin):
             "held": store.bytes_held(),
             "allocated": store.bytes_allocated(),
             "read": None if unknown else store.heads * sum(store.bytes_read(opened).values()),
-            "dense": store.heads * store.longest * width * store.keys.element_size(),
+            "dense": store.heads * store.longest * width * store.dtype.itemsize,
         }
 
     def state(self) -> dict[str, Tensor]:
@@ -336,11 +336,19 @@ class LevelLayer(CacheLayerMixin):
         """Take what `state` gave."""
         if not state:
             return
-        self.real = state.pop("real", None)
+        state = dict(state)
+        real = state.pop("real", None)
         if "whole_keys" in state:
-            self.keys, self.values = state["whole_keys"], state["whole_values"]
-            self.columns = self.keys.shape[2]
-            return
-        self.store = LevelStore.from_state(state)
-        self.columns = self.store.longest if self.real is None else self.real.shape[1]
-        self.is_initialized = True
+            keys, values = state["whole_keys"], state.get("whole_values")
+            if values is None or keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
+                raise ValueError("whole_values must stand beside whole_keys, for as many tokens")
+            if real is not None and real.shape != keys.shape[::2]:
+                raise ValueError("real must mark the padding of all columns of whole_keys")
+            self.keys, self.values, tokens = keys, values, keys.shape[2]
+        else:
+            self.store = LevelStore.from_state(state)
+            tokens = self.store.longest
+            if real is not None and not torch.equal(real.sum(1), self.store.lengths):
+                raise ValueError("real must mark as many tokens of each row as lengths says")
+        self.real, self.columns = real, tokens if real is None else real.shape[1]
+        self.is_initialized = self.store is not None

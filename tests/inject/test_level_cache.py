@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -286,6 +288,36 @@ def test_a_saved_cache_goes_on_where_it_was(tmp_path: Path, dense: int) -> None:
     assert torch.equal(found, expected)
     with pytest.raises(ValueError, match="layers"):
         ps.LevelCache.load(tmp_path / "prompt.safetensors", llama(num_hidden_layers=2).config)
+
+
+@pytest.mark.parametrize("dense", [0, 1000])
+def test_a_damaged_file_of_a_cache_is_refused_with_its_name(tmp_path: Path, dense: int) -> None:
+    model, path = coarse(dense=dense), tmp_path / "prompt.safetensors"
+    cache = model(text(2, 120)).past_key_values
+    whole = cache.save(path).read_bytes()
+    for left in (4, 300, len(whole) - 100):
+        path.write_bytes(whole[:left])
+        with pytest.raises(
+            ValueError, match=r"whole file that LevelCache.save wrote, got .*prompt"
+        ):
+            ps.LevelCache.load(path, model.config)
+    with safe_open(cache.save(path), "pt") as file:
+        about, names = file.metadata(), file.keys()
+        tensors = {name: file.get_tensor(name) for name in names}
+    lost = next(name for name in names if name.startswith("1."))
+    save_file({name: x for name, x in tensors.items() if name != lost}, path, about)
+    with pytest.raises(ValueError, match="layer 1 is damaged"):
+        ps.LevelCache.load(path, model.config)
+    save_file(
+        tensors, path, {"polyscale": about["polyscale"].replace('"version": 2', '"version": 1')}
+    )
+    with pytest.raises(ValueError, match="of version 1 where this one reads 2"):
+        ps.LevelCache.load(path, model.config)
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match="must be a whole file"):
+        ps.LevelCache.load(path, model.config)
+    with pytest.raises(FileNotFoundError):
+        ps.LevelCache.load(tmp_path / "none.safetensors", model.config)
 
 
 def test_the_report_counts_bytes_held_and_read_and_what_was_opened() -> None:

@@ -17,6 +17,7 @@ from polyscale.ops.levels.packing import (
     padded,
     quantize,
     quantize_symmetric,
+    to_kept,
     unpack_keys,
     unpack_rest,
     unpack_values,
@@ -49,6 +50,7 @@ def _append_exact(store: LevelStore, row: int, length: int, key: Tensor, value: 
 
 def _append_bytes(store: LevelStore, row: int, length: int, key: Tensor, value: Tensor) -> None:
     first, waiting = divmod(length, BLOCK)
+    key, value = to_kept(key), to_kept(value)
     sinks = min(store.settings.sinks, length + key.shape[1])
     if length < sinks:
         store.sink_keys[row, :, length:sinks] = key[:, : sinks - length]
@@ -127,7 +129,8 @@ def reopen(store: LevelStore, row: int, block: int) -> None:
     _, _, key, value = _unpacked(store, torch.float32, slice(block, block + 1), row)
     sinks = store.sink_keys[row, :, tokens]
     key[0, :, : sinks.shape[1]] = sinks.to(key.dtype)
-    store.keys[row], store.values[row] = key[0].to(store.dtype), value[0].to(store.dtype)
+    for array, x in ((store.keys, key[0]), (store.values, value[0])):
+        array[row] = x.to(array.dtype)
 
 
 def _unpacked(

@@ -1,7 +1,8 @@
 """Keys and values in few bits: how 64 neighbouring tokens are rounded and laid out.
 
 This is the specification, in float32 whatever the inputs are: every implementation makes the same
-bits. Scales are float16, rounded so that the range they span covers the numbers they stand for.
+bits. Scales are float16, rounded so that the range they span covers the numbers they stand for. A
+store whose exact level is 8 bits takes its tokens as float16, too, unless they come as bfloat16.
 """
 
 import torch
@@ -36,6 +37,23 @@ def round_down(x: Tensor) -> Tensor:
 def round_up(x: Tensor) -> Tensor:
     """The smallest float16 that is no smaller; what is beyond float16 saturates."""
     return -round_down(-x)
+
+
+def kept_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of tokens that an 8-bit store holds as they came: those not packed yet, keys of the first."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+
+
+def to_kept(x: Tensor) -> Tensor:
+    """The nearest numbers of `kept_dtype`; finite ones beyond float16 saturate.
+
+    >>> to_kept(torch.tensor([0.1, 1e9, -torch.inf])).tolist()
+    [0.0999755859375, 65504.0, -inf]
+    """
+    dtype = kept_dtype(x.dtype)
+    if dtype == x.dtype:
+        return x
+    return torch.where(x.isfinite(), x.clamp(-LARGEST, LARGEST), x).to(torch.float32).to(dtype)
 
 
 def quantize(

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from polyscale.ops.levels import blocks
 from polyscale.ops.levels.append import APPEND
-from polyscale.ops.levels.packing import BLOCK, VALUE_GROUP, padded
+from polyscale.ops.levels.packing import BLOCK, VALUE_GROUP, kept_dtype, padded
 from polyscale.ops.levels.settings import EXACT, LevelSettings
 
 # Blocks by which a store grows at least; a larger one grows by an eighth.
 ROOM = 4
+# Of keys and values, in the order of their numbers in a saved state.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(eq=False)
@@ -36,18 +38,20 @@ class LevelStore:
     settings: LevelSettings
     width: int
     value_width: int
+    dtype: torch.dtype  # of the keys and values that come
     lengths: Tensor  # [B] int64, tokens of each row
     key_codes: Tensor  # [B, H, N, D / 8, 4, 64] uint8
     key_scales: Tensor  # [B, H, N, 2, D] float16: lo, step
     value_codes: Tensor  # [B, H, N, 2 bits, Dv / 16, 64] uint8
     value_scales: Tensor  # [B, H, N, 1 or 2 Dv / 32, 64] float16: scales, or (lo, step)
-    # exact="model": [B, H, 64 N, D]; "8bit": [B, H, 64, D], the block that is not packed yet
+    # exact="model": [B, H, 64 N, D]; "8bit": [B, H, 64, D], the block that is not packed yet, of
+    # float16 (bfloat16 if tokens come as such)
     keys: Tensor
     values: Tensor
     key_rest: Tensor  # "8bit": [B, H, 64 N, D / 2] uint8, the lower halves of the bytes
     value_rest: Tensor  # "8bit": [B, H, 64 N, Dv / 2] uint8; at 2 bits [.., Dv] int8, whole bytes
     rest_scales: Tensor  # "8bit" at 2 bits: [B, H, N, 64] float16, scales of value_rest
-    sink_keys: Tensor  # "8bit": [B, H, sinks, D], the keys that no scale spans
+    sink_keys: Tensor  # "8bit": [B, H, sinks, D], likewise, the keys that no scale spans
     longest: int = 0  # of the lengths, known without a look at them
     native: Any = field(default=None, repr=False)  # what the kernel keeps about the arrays
 
@@ -69,13 +73,14 @@ class LevelStore:
         value_width = width if value_width is None else value_width
         count = (room + BLOCK - 1) // BLOCK
         shapes = array_shapes(settings, batch, heads, width, value_width, count)
+        exact = kept_dtype(dtype) if settings.is_8bit else dtype
         with torch.inference_mode(False):  # what is made there cannot be written to elsewhere
             arrays = {
-                name: torch.empty(shape, dtype=kept or dtype, device=device)
+                name: torch.empty(shape, dtype=kept or exact, device=device)
                 for name, (shape, kept) in shapes.items()
             }
             lengths = torch.zeros(batch, dtype=torch.int64, device=device)
-        return cls(settings, width, value_width, lengths, **arrays, longest=0, native=None)
+        return cls(settings, width, value_width, dtype, lengths, **arrays, longest=0, native=None)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle takes: not the addresses of these arrays."""
@@ -95,11 +100,6 @@ class LevelStore:
     def blocks(self) -> int:
         """Blocks there is room for."""
         return self.key_codes.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the keys and values that came."""
-        return self.keys.dtype
 
     def arrays(self) -> dict[str, Tensor]:
         """All arrays but the lengths, by name."""
@@ -123,9 +123,8 @@ class LevelStore:
             longest = int((self.lengths + counts).max()) if self.batch else 0
         backend = APPEND.choose(impl, self, key, value)
         self.reserve(longest)
-        with torch.no_grad():
-            backend.run(self, key.detach(), value.detach(), real)
-            self.lengths += key.shape[2] if counts is None else counts
+        backend.run(self, key.detach(), value.detach(), real)
+        self.lengths += key.shape[2] if counts is None else counts
         self.longest = longest
 
     def _check_new(self, key: Tensor, value: Tensor, real: Tensor | None) -> None:
@@ -213,6 +212,7 @@ class LevelStore:
             self.settings,
             self.width,
             self.value_width,
+            self.dtype,
             longest=self.longest,
             native=None,
             **moved,
@@ -230,18 +230,53 @@ class LevelStore:
         }
         settings = self.settings
         about = [*settings.bits, EXACT.index(settings.exact), settings.sinks]
-        about += [self.width, self.value_width]
+        about += [self.width, self.value_width, DTYPES.index(self.dtype)]
         return {**kept, "lengths": self.lengths.clone(), "settings": torch.tensor(about)}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> "LevelStore":
         """The store whose `state` this is; its arrays are taken as they are."""
-        key_bits, value_bits, exact, sinks, width, value_width = state["settings"].tolist()
-        settings = LevelSettings((key_bits, value_bits), EXACT[exact], sinks)
+        missing = [name for name in (*_ARRAYS, "lengths", "settings") if name not in state]
+        about = state["settings"].tolist() if not missing else []
+        if len(about) != 7 or state["lengths"].dim() != 1 or min(about) < 0:
+            raise ValueError(
+                f"state must be what LevelStore.state returned, got one without "
+                f"{', '.join(missing) or 'its settings'}"
+            )
+        *bits, exact, sinks, width, value_width, dtype = about
+        if exact >= len(EXACT) or dtype >= len(DTYPES):
+            raise ValueError(f"state must be of this version of LevelStore, got settings {about}")
+        settings = LevelSettings(tuple(bits), EXACT[exact], sinks)
         lengths = state["lengths"].clone()
         arrays = {name: state[name].contiguous() for name in _ARRAYS}
         longest = int(lengths.max()) if len(lengths) else 0
-        return cls(settings, width, value_width, lengths, **arrays, longest=longest, native=None)
+        found = cls(
+            settings,
+            width,
+            value_width,
+            DTYPES[dtype],
+            lengths,
+            **arrays,
+            longest=longest,
+            native=None,
+        )
+        found._check_arrays()
+        return found
+
+    def _check_arrays(self) -> None:
+        """Refuse arrays that do not belong together: the kernel would read beyond their ends."""
+        room = (self.longest + BLOCK - 1) // BLOCK
+        batch, heads = len(self.lengths), self.heads if self.key_codes.dim() > 2 else 0
+        sizes = batch, heads, self.width, self.value_width
+        exact = kept_dtype(self.dtype) if self.settings.is_8bit else self.dtype
+        negative = bool((self.lengths < 0).any())
+        for name, (shape, dtype) in array_shapes(self.settings, *sizes, room).items():
+            array = getattr(self, name)
+            if array.shape != shape or array.dtype != (dtype or exact) or negative:
+                raise ValueError(
+                    f"state must hold {name} of {dtype or exact} {list(shape)} for tokens "
+                    f"{self.lengths.tolist()}, got {array.dtype} {list(array.shape)}"
+                )
 
     def bytes_held(self) -> int:
         """Bytes of the blocks that hold tokens, scales and all."""
@@ -307,7 +342,5 @@ def array_shapes(
 
 
 _ARRAYS = tuple(
-    field.name
-    for field in fields(LevelStore)
-    if field.name not in ("settings", "width", "value_width", "lengths", "longest", "native")
+    field.name for field in fields(LevelStore) if field.type is Tensor and field.name != "lengths"
 )

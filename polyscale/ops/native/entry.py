@@ -1,6 +1,7 @@
 """Calls functions of a native library: tensors become pointers and strides."""
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +32,14 @@ class Entry:
     def __init__(self, library: NativeLibrary, structs: dict[str, type[ctypes.Structure]]) -> None:
         self.library, self.structs = library, structs
         self._loaded: ctypes.CDLL | None = None
+        self._functions: dict[str, Any] = {}
 
     def run(self, function: str, problem: ctypes.Structure) -> None:
         """Compute; the interpreter's lock is released meanwhile."""
-        called = getattr(self._checked(), f"{self.library.name}_{function}")
+        called = self._functions.get(function)
+        if called is None:  # the linker's search takes longer than a small problem
+            called = getattr(self._checked(), f"{self.library.name}_{function}")
+            self._functions[function] = called
         if called(ctypes.byref(problem)) != 0:
             raise MemoryError(
                 f"{self.library.name}_{function}: not enough memory for the scratch space of "

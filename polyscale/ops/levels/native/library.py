@@ -14,7 +14,6 @@ from polyscale.ops.levels.settings import LevelSettings
 from polyscale.ops.native.entry import (
     Entry,
     TensorView,
-    Views,
     has_contiguous_channels,
     threads,
 )
@@ -49,10 +48,6 @@ class _Attention(ctypes.Structure):
     )
 
 
-# The fields of `_Attention` behind the first one.
-_FIELDS = struct.Struct("=16q2d2i")
-
-
 class _Append(ctypes.Structure):
     _fields_ = (
         ("store", ctypes.POINTER(_Store)),
@@ -62,6 +57,11 @@ class _Append(ctypes.Structure):
         *((name, _int32) for name in ("threads", "variant")),
     )
 
+
+# The fields of both behind the first one.
+_FIELDS = struct.Struct("=16q2d2i")
+_APPEND_FIELDS = struct.Struct("=10q2i")
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 _ENTRY = Entry(LIBRARY, {"store": _Store, "attention": _Attention, "append": _Append})
 best_instructions = _ENTRY.best_instructions
@@ -90,8 +90,8 @@ class StoreView:
         store.is_8bit = settings.is_8bit
         store.bfloat16 = arrays[4].dtype == torch.bfloat16
         self.pointer = ctypes.pointer(store)
-        problem = self.problem = _Attention()
-        problem.store = self.pointer
+        self.problem, self.new = _Attention(), _Append()
+        self.problem.store = self.new.store = self.pointer
 
 
 def attend(
@@ -107,16 +107,17 @@ def attend(
 
     `opening`: near, heavy, and the share of the mass; negative without one.
     """
-    if not has_contiguous_channels(query):
-        query = query.contiguous()
     shape, strides, to = query.shape, query.stride(), output.stride()
+    if strides[3] != 1 and not has_contiguous_channels(query):
+        query = query.contiguous()
+        strides = query.stride()
     addresses = (0, 0, 0)
     if opened is not None:
         addresses = (opened[0].data_ptr(), opened[1].data_ptr(), opened[0].shape[3])
     # All fields at once: this runs for every token of every layer.
     _FIELDS.pack_into(
         view.problem,
-        ctypes.sizeof(ctypes.c_void_p),
+        _POINTER,
         *(query.data_ptr(), *strides[:3], output.data_ptr(), *to[:3]),
         *(shape[1], shape[2], longest, opening[0], opening[1], *addresses),
         *(scale, opening[2], threads(), wanted_variant()),
@@ -126,11 +127,16 @@ def attend(
 
 def append(view: StoreView, key: Tensor, value: Tensor, real: Tensor | None) -> None:
     """Write new tokens into arrays that have room for them; pack the blocks that are full."""
-    views, problem = Views(), _Append()
-    problem.store = view.pointer
-    problem.key, problem.value = views.read(key), views.read(value)
-    problem.tokens = key.shape[2]
+    if not has_contiguous_channels(key):
+        key = key.contiguous()
+    if not has_contiguous_channels(value):
+        value = value.contiguous()
     if real is not None:
-        problem.real = views.address(real.contiguous())
-    problem.threads, problem.variant = threads(), wanted_variant()
-    _ENTRY.run("append", problem)
+        real = real.contiguous()
+    _APPEND_FIELDS.pack_into(
+        view.new,
+        _POINTER,
+        *(key.data_ptr(), *key.stride()[:3], value.data_ptr(), *value.stride()[:3]),
+        *(key.shape[2], 0 if real is None else real.data_ptr(), threads(), wanted_variant()),
+    )
+    _ENTRY.run("append", view.new)

@@ -129,8 +129,10 @@ def _empty_results(
 
 
 def _empty_output(query: Tensor, value_width: int) -> Tensor:
-    batch, heads, count, _ = query.shape
+    batch, heads, count, width = query.shape
     if count == 1:
+        if value_width == width:
+            return torch.empty_like(query)
         return query.new_empty((batch, heads, 1, value_width))
     # Heads side by side, as the projection after the attention reads them.
     return query.new_empty(batch, count, heads, value_width).transpose(1, 2)

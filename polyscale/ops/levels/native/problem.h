@@ -23,6 +23,9 @@ struct Store {
     int64_t* lengths;
     int64_t batch, heads, blocks, width, value_width, sinks;
     int32_t key_bits, value_bits, is_8bit, bfloat16;
+
+    // Whether the rows of `keys`, `values` and `sink_keys` are float16, not as tokens come.
+    bool halves() const { return is_8bit && !bfloat16; }
 };
 
 struct Attention {
@@ -56,7 +59,7 @@ struct Head {
 
     Head() {}
     Head(const Store& s, int64_t batch, int64_t head) : store(&s) {
-        const int64_t n = batch * s.heads + head, size = s.bfloat16 ? 2 : 4;
+        const int64_t n = batch * s.heads + head, size = s.bfloat16 || s.is_8bit ? 2 : 4;
         const int64_t exact = s.is_8bit ? BLOCK : BLOCK * s.blocks;
         const bool two_bits = s.value_bits == 2;
         wide = round_up(s.width, LANES), value_wide = round_up(s.value_width, LANES);
@@ -118,6 +121,10 @@ struct Variant {
     void (*weigh_opened)(const Unit*, int64_t piece, float* part, float* scratch);
     // [group][value_wide], at the beginning of the first part.
     void (*merge)(const Unit*, int64_t parts);
+    // A row of tokens to be packed as floats, with zeros up to `wide`.
+    void (*widen)(const Store*, const char* row, int64_t width, int64_t wide, float* to);
+    // The nearest float16 of each number.
+    void (*halve)(const float* row, int64_t width, uint16_t* to);
     int64_t (*packing_floats)(const Store*);
     // Packs 64 tokens whose keys and values are rows of floats, [64][wide].
     void (*pack)(const Head*, int64_t block, float* scratch);

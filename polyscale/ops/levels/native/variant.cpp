@@ -29,12 +29,13 @@ int64_t scratch_floats(const Attention* a) {
 }
 
 int64_t packing_floats(const Store* s) {
-    return BLOCK * (round_up(s->width, LANES) + round_up(s->value_width, LANES));
+    // 64 rows of floats, and one row of 16 bits of either.
+    return (BLOCK + 1) * (round_up(s->width, LANES) + round_up(s->value_width, LANES));
 }
 }  // namespace
 
 extern "C" const Variant POLYSCALE_VARIANT;
 const Variant POLYSCALE_VARIANT = {
-    scratch_floats, score_stretch, score_always, choose,         weigh_stretch,
-    weigh_always,   weigh_opened,  merge,        packing_floats, pack_block,
+    scratch_floats, score_stretch, score_always, choose,     weigh_stretch,  weigh_always,
+    weigh_opened,   merge,         widen_kept,   halve_row,  packing_floats, pack_block,
 };

@@ -6,16 +6,21 @@ INLINE Wide from_bfloat16s(const void* from) {
     return (Wide)(__builtin_convertvector(read<Halves>(from), Words) << 16);
 }
 
-// A row as floats with zeros up to `wide`; where it stands, if it is like that already.
-static const float* widen_row(const char* row, bool bfloat16, int64_t width, int64_t wide,
+// A row as a store holds it, as floats with zeros up to `wide`; where it stands, if it is like that
+// already.
+static const float* widen_row(const Store& s, const char* row, int64_t width, int64_t wide,
                               float* to) {
-    if (!bfloat16 && width == wide) return (const float*)row;
+    const bool bfloat16 = s.bfloat16, halves = s.halves();
+    if (!bfloat16 && !halves && width == wide) return (const float*)row;
     int64_t c = 0;
     for (; c + LANES <= width; c += LANES)
-        write(to + c, bfloat16 ? from_bfloat16s(row + 2 * c) : read<Wide>(row + 4 * c));
+        write(to + c, bfloat16 ? from_bfloat16s(row + 2 * c)
+                      : halves ? from_halves((const uint16_t*)row + c)
+                               : read<Wide>(row + 4 * c));
     for (; c < wide; c++)
         to[c] = c >= width ? 0.0f
                 : bfloat16 ? from_bfloat16(((const uint16_t*)row)[c])
+                : halves   ? from_half(((const uint16_t*)row)[c])
                            : ((const float*)row)[c];
     return to;
 }
@@ -32,7 +37,7 @@ static const float* exact_key(const Head& h, int64_t token, float* to) {
     if (!s.is_8bit) plain = h.keys + token * h.key_bytes;
     else if (token >= h.packed) plain = h.keys + (token - h.packed) * h.key_bytes;
     else if (token < s.sinks) plain = h.sink_keys + token * h.key_bytes;
-    if (plain) return widen_row(plain, s.bfloat16, s.width, h.wide, to);
+    if (plain) return widen_row(s, plain, s.width, h.wide, to);
     const uint16_t* lo = h.key_scales + token / BLOCK * 2 * h.wide;
     const uint8_t* words = h.key_codes + token / BLOCK * h.wide * (BLOCK / 2) + token % BLOCK * 4;
     const uint8_t* rest = h.key_rest + token * (h.wide / 2);
@@ -50,7 +55,7 @@ static const float* exact_value(const Head& h, int64_t token, float* to) {
     const char* plain = nullptr;
     if (!s.is_8bit) plain = h.values + token * h.value_bytes;
     else if (token >= h.packed) plain = h.values + (token - h.packed) * h.value_bytes;
-    if (plain) return widen_row(plain, s.bfloat16, s.value_width, h.value_wide, to);
+    if (plain) return widen_row(s, plain, s.value_width, h.value_wide, to);
     const uint8_t* rest = h.value_rest + token * h.value_rest_bytes();
     if (s.value_bits == 2) {
         const float scale = from_half(h.rest_scales[token]);

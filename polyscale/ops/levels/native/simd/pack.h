@@ -19,6 +19,34 @@ static uint16_t to_half(float x) {
     return (uint16_t)(sign | b >> 13);
 }
 
+// `to_half` on 16 lanes; finite numbers saturate.
+INLINE Halves to_halves(Wide x) {
+    const Words bits = (Words)x, size = bits & 0x7FFFFFFFu;
+    const Words small = (Words)((Wide)size + all(0.5f)) - 0x3F000000u;
+    const Words normal = (size + 0xC8000FFFu + (size >> 13 & 1u)) >> 13;
+    Words half = (Words)select((WideIntegers)(size < 0x38800000u), (Wide)small, (Wide)normal);
+    half = (Words)select((WideIntegers)(size > 0x477FE000u), (Wide)(Words{} + 0x7BFFu), (Wide)half);
+    half = (Words)select((WideIntegers)(size >= 0x7F800000u), (Wide)(Words{} + 0x7C00u), (Wide)half);
+    half = (Words)select((WideIntegers)(size > 0x7F800000u), (Wide)(Words{} + 0x7E00u), (Wide)half);
+    return __builtin_convertvector(half | (bits >> 16 & 0x8000u), Halves);
+}
+
+static void halve_row(const float* row, int64_t width, uint16_t* to) {
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) write(to + c, to_halves(read<Wide>(row + c)));
+    if (c == width) return;
+    float rest[LANES] = {};
+    uint16_t halves[LANES];
+    memcpy(rest, row + c, (size_t)(width - c) * sizeof(float));
+    write(halves, to_halves(read<Wide>(rest)));
+    memcpy(to + c, halves, (size_t)(width - c) * sizeof(uint16_t));
+}
+
+static void widen_kept(const Store* s, const char* row, int64_t width, int64_t wide, float* to) {
+    const float* found = widen_row(*s, row, width, wide, to);
+    if (found != to) memcpy(to, found, (size_t)wide * sizeof(float));
+}
+
 static uint16_t round_down(float x) {
     x = x < -65504.0f ? -65504.0f : x > 65504.0f ? 65504.0f : x;
     const uint16_t half = to_half(x);

@@ -61,25 +61,26 @@ class Appending {
         return (const char*)t.data + at * (store_.bfloat16 ? 2 : 4);
     }
 
-    void widen(const char* from, int64_t width, int64_t wide, float* to) const {
-        for (int64_t c = 0; c < wide; c++)
-            to[c] = c >= width       ? 0.0f
-                    : store_.bfloat16 ? from_bfloat16(((const uint16_t*)from)[c])
-                                      : ((const float*)from)[c];
+    // A new token's row as the store keeps it; `memory` is room for 16 bits of each channel.
+    const char* kept(const char* row, int64_t width, float* memory) const {
+        if (!store_.halves()) return row;
+        v_.halve((const float*)row, width, (uint16_t*)memory);
+        return (const char*)memory;
     }
 
     void append(const Job& j, float* scratch) {
         const Head head(store_, j.batch, j.head);
         const int64_t begin = j.block * BLOCK, full = begin + BLOCK;
         const bool whole = j.end >= full, keeps = !store_.is_8bit || !whole;
-        float* values = scratch + BLOCK * head.wide;
+        float *values = scratch + BLOCK * head.wide, *rows = values + BLOCK * head.value_wide;
         for (int64_t token = begin; token < least(full, j.end); token++) {
             const int64_t place = store_.is_8bit ? token - begin : token;
             char* key = head.keys + place * head.key_bytes;
             char* value = head.values + place * head.value_bytes;
             const char *new_key = key, *new_value = value;
             if (token >= j.length) {
-                new_key = row(a_.key, j, token), new_value = row(a_.value, j, token);
+                new_key = kept(row(a_.key, j, token), store_.width, rows);
+                new_value = kept(row(a_.value, j, token), store_.value_width, rows + head.wide);
                 if (keeps) memcpy(key, new_key, (size_t)head.key_bytes);
                 if (keeps) memcpy(value, new_value, (size_t)head.value_bytes);
                 if (store_.is_8bit && token < store_.sinks)
@@ -88,8 +89,9 @@ class Appending {
             }
             if (!whole) continue;
             const int64_t n = token - begin;
-            widen(new_key, store_.width, head.wide, scratch + n * head.wide);
-            widen(new_value, store_.value_width, head.value_wide, values + n * head.value_wide);
+            v_.widen(&store_, new_key, store_.width, head.wide, scratch + n * head.wide);
+            v_.widen(&store_, new_value, store_.value_width, head.value_wide,
+                     values + n * head.value_wide);
         }
         if (whole) v_.pack(&head, j.block, scratch);
     }

@@ -116,7 +116,7 @@ class Units {
     int threads() const {
         const double products = (double)(count_ * group_) * (double)a_.longest *
                                 (double)(store_.width + store_.value_width);
-        return (int)least(a_.threads, (int64_t)(1.0 + products / 1e5));
+        return products < 1e5 ? 1 : (int)least(a_.threads, (int64_t)(1 + products / 1e5));
     }
 
    private:
@@ -129,12 +129,12 @@ class Units {
 // First scores and what is opened whatever they are, then the weights of all else.
 enum Phase { SCORES, WEIGHTS };
 
-int64_t opened_pieces(const Unit& u) { return (u.chosen + PIECE - 1) / PIECE; }
+int64_t pieces(int64_t tokens) { return (tokens + PIECE - 1) / PIECE; }
 
 int64_t tasks_of(const Unit& u, Phase phase) {
     if (!u.seen) return 0;
     if (phase == SCORES) return u.stretch_count() + u.always_pieces();
-    return u.stretch_count() + opened_pieces(u);
+    return u.stretch_count() + pieces(u.chosen);
 }
 
 // One task of a unit. Parts of the result: stretches, then pieces.
@@ -158,37 +158,67 @@ void run_task(const Variant& v, Unit& u, Phase phase, int64_t number, float* scr
 void finish_phase(const Attention& a, const Variant& v, Unit& u, Phase phase, float* scratch) {
     if (phase == SCORES) v.choose(&a, &u, scratch);
     if (phase == WEIGHTS || !tasks_of(u, WEIGHTS))
-        v.merge(&u, u.stretch_count() + u.always_pieces() + opened_pieces(u));
+        v.merge(&u, u.stretch_count() + u.always_pieces() + pieces(u.chosen));
 }
 
-// One phase of all units. Tasks are numbered through, unit after unit; who finishes the last one of a
-// unit finishes the phase for it.
+// Both phases of all units in one go, since a second start of the threads costs as much as a short
+// cache. Tasks are numbered through: the scores of unit after unit, then the weights likewise, as
+// many as there can be. They are begun in that order, so that whoever waits for the choice of a unit
+// waits for scores that others are computing. Who finishes the last task of a unit's phase finishes
+// the phase for it.
 class Attend : public Team {
    public:
-    Attend(const Attention& a, const Variant& v, Phase phase, std::vector<Unit>& units, int threads,
+    Attend(const Attention& a, const Variant& v, std::vector<Unit>& units, int threads,
            const std::vector<int64_t>& starts)
         : Team(starts.back(), threads, v.scratch_floats(&a)),
-          a_(a), v_(v), phase_(phase), units_(units), starts_(starts), left_(units.size()) {
-        for (size_t n = 0; n < units.size(); n++) left_[n] = starts[n + 1] - starts[n];
+          a_(a), v_(v), units_(units), starts_(starts), left_(starts.size() - 1) {
+        for (size_t n = 0; n < left_.size(); n++) {
+            const int64_t tasks = starts[n + 1] - starts[n];
+            left_[n] = tasks ? tasks + 1 : 0;
+        }
+    }
+
+    // Where the tasks of each unit and phase begin.
+    static std::vector<int64_t> starts(const Attention& a, const std::vector<Unit>& units) {
+        std::vector<int64_t> found(1, 0);
+        for (const Unit& u : units) found.push_back(found.back() + tasks_of(u, SCORES));
+        for (const Unit& u : units) {
+            const int64_t rest = most(0, u.newest - u.first);
+            const int64_t opened = a.mass < 0.0 ? least(a.heavy, rest) : rest;
+            const int64_t tasks = u.seen ? u.stretch_count() + pieces(opened) : 0;
+            found.push_back(found.back() + tasks);
+        }
+        return found;
     }
 
     void task(int64_t number, float* scratch) override {
-        size_t low = 0, high = units_.size();
+        size_t low = 0, high = left_.size();
         while (high - low > 1) {
             const size_t middle = (low + high) / 2;
             (starts_[middle] <= number ? low : high) = middle;
         }
-        run_task(v_, units_[low], phase_, number - starts_[low], scratch);
-        if (--left_[low] == 0) finish_phase(a_, v_, units_[low], phase_, scratch);
+        const Phase phase = low < units_.size() ? SCORES : WEIGHTS;
+        Unit& u = units_[low % units_.size()];
+        if (phase == WEIGHTS) wait_for(left_[low - units_.size()]);
+        const int64_t task = number - starts_[low];
+        if (task < tasks_of(u, phase)) run_task(v_, u, phase, task, scratch);
+        if (--left_[low] == 1) {
+            finish_phase(a_, v_, u, phase, scratch);
+            left_[low] = 0;
+        }
     }
 
    private:
+    static void wait_for(const std::atomic<int64_t>& left) {
+        for (int64_t n = 0; left; n++)
+            if (n > 10000) std::this_thread::yield();
+    }
+
     const Attention& a_;
     const Variant& v_;
-    Phase phase_;
     std::vector<Unit>& units_;
     const std::vector<int64_t>& starts_;
-    std::vector<std::atomic<int64_t>> left_;
+    std::vector<std::atomic<int64_t>> left_;  // tasks, and one until the phase is finished
 };
 
 // All of a unit as one task, where there are enough units or no other thread.
@@ -215,12 +245,8 @@ class AttendWhole : public Team {
 bool attend_units(const Attention& a, const Variant& v, std::vector<Unit>& units, int threads) {
     if (threads <= 1 || (int64_t)units.size() >= 8 * threads)
         return AttendWhole(a, v, units, threads).run();
-    for (Phase phase : {SCORES, WEIGHTS}) {
-        std::vector<int64_t> starts(1, 0);
-        for (const Unit& u : units) starts.push_back(starts.back() + tasks_of(u, phase));
-        if (starts.back() && !Attend(a, v, phase, units, threads, starts).run()) return false;
-    }
-    return true;
+    const std::vector<int64_t> starts = Attend::starts(a, units);
+    return !starts.back() || Attend(a, v, units, threads, starts).run();
 }
 
 bool attend(const Attention& a) {
