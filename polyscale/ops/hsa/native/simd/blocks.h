@@ -21,7 +21,7 @@ struct BlocksShared {
     Nodes roots, top;
     float *kept, *kept_top;  // weights; with a backward pass two of each
 
-    void reserve(const Shape& s, const Plan& plan, const Unit& unit, Scratch* memory) {
+    void reserve(const Shape& s, const TreePlan& plan, const Unit& unit, Scratch* memory) {
         const int64_t times = s.mode & 1 ? 2 : 1;
         kept = memory->take(times * unit.kept.vectors[VECTOR_SLOT] * WIDTH);
         if (unit.top < 0) return;
