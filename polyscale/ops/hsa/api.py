@@ -290,9 +290,8 @@ def _native(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     left, right = request.position_query, request.position_key
     left, right = (None if part is None else part.to(torch.float32) for part in (left, right))
     query, key, value, ignored = request.query, request.key, request.value, request.ignored
-    seen = op.needs_dispatch(query, key, value, left, right)
     columns = request.tie == "columns"
-    output, log_sums = (op.hsa_attention_native if seen else op.attend_at_once)(
+    output, log_sums = op.attend(
         query,
         key,
         value,

@@ -52,7 +52,6 @@ static void worth_up(const Context& c, const View& v, Nodes* n, const BlocksScra
             if (v.at.count[i]) n->grad_mass[i] = 0.0f;
         float* to = kept + 2 * v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
-            fetch_group(c, *n, g);
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
             add_masses(g, group_worth(c, v, *n, g, my, to), n);
             pool_group(c, v, *n, g);

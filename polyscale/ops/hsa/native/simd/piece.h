@@ -150,7 +150,7 @@ struct Context {
     int64_t segments() const { return unit.chunks < SEGMENTS ? unit.chunks : SEGMENTS; }
 };
 
-enum { FAR_AHEAD = 32 };
+enum { FAR_AHEAD = 16 };
 
 // From which node on a chunk's leaves can be read where the inputs have them: whole vectors of float32,
 // and none to be ignored. Those of the last level, which all come after the inner nodes.
@@ -187,12 +187,6 @@ static Rows read_leaves(const Context& c, const View& v, const Tensor& from, int
 INLINE void fetch_leaves(const Rows& rows, int64_t low, int64_t high, int64_t width) {
     for (int64_t node = low + FAR_AHEAD; node < high + FAR_AHEAD; node++)
         fetch_row(rows[node], width * 4);
-}
-
-// The same for rows that are read once.
-INLINE void fetch_leaves_once(const Rows& rows, int64_t low, int64_t high, int64_t width) {
-    for (int64_t node = low + FAR_AHEAD; node < high + FAR_AHEAD; node++)
-        for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(rows[node] + i, 0, 0);
 }
 
 // The rows of chunk roots, or numbers of them, at the leaves of a top.
