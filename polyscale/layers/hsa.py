@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyscale.checks import check_choice, check_integer, check_number
 from polyscale.layers.hsa_cache import HSACache
 from polyscale.layers.positions import rotate
-from polyscale.ops.hsa import hsa_attention, hsa_step
+from polyscale.ops.hsa import hsa_attention, hsa_extend, hsa_step
 from polyscale.ops.tracing import has_only_a_shape
 from polyscale.trees import SignalTree
 
@@ -281,37 +281,38 @@ class HSAAttention(nn.Module):
     def _continue(
         self, x: Tensor, cache: HSACache, closes: Tensor, lengths: Tensor | None
     ) -> Tensor:
-        """Attention of new tokens, one by one, over the open families and themselves."""
+        """Attention of new tokens over the open families and themselves."""
         cache.check_batch(len(x))
         query, key, value = self._project(x, None)
         assert cache.lengths is not None
-        steps = torch.arange(x.shape[1], device=x.device)
         if self.rotary:
-            position = cache.lengths[:, None] + steps
+            position = cache.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
             query, key = rotate(query, position), rotate(key, position)
-        outputs = []
-        scale = self.head_dim**-0.5
-        # A step has no implementation of its own for "reference": torch's is its definition.
-        impl = self.impl if self.impl in ("auto", "native") else "torch"
-        for t in range(x.shape[1]):
-            now = slice(t, t + 1)
-            rows = torch.ones(len(x), dtype=torch.bool, device=x.device)
-            if lengths is not None:
-                rows = t < lengths
+        if lengths is None:
+            lengths = torch.full((len(x),), x.shape[1], device=x.device)
+        projected, scale = (query, key, value, cache.families), self.head_dim**-0.5
+        if x.shape[1] == 1:
+            # A step has no implementation of its own for "reference": torch's is its definition.
+            impl = self.impl if self.impl in ("auto", "native") else "torch"
+            rows = lengths > 0
             attended, families = hsa_step(
-                query[:, :, now],
-                key[:, :, now],
-                value[:, :, now],
-                cache.families,
-                closes[:, t],
+                *projected,
+                closes[:, 0],
                 rows,
                 scale=scale,
                 include_self=self.include_self,
                 impl=impl,
             )
-            cache.take(families, rows)
-            outputs.append(attended)
-        attended = torch.cat(outputs, dim=2)
+        else:
+            attended, families = hsa_extend(
+                *projected,
+                closes,
+                lengths,
+                scale=scale,
+                include_self=self.include_self,
+                impl=self.impl,
+            )
+        cache.take(families, lengths, x.shape[1])
         if self.query_residual:
             attended = attended + query
         return self.out_proj(attended.transpose(1, 2).flatten(2))

@@ -70,14 +70,17 @@ class HSACache(RowCache):
         """Close `closes` `[B]` levels, from the bottom, in the given rows."""
         self.families = close_families(self.families, closes, key, value, rows)
 
-    def take(self, families: list[OpenFamily], rows: Tensor) -> None:
-        """Keep families that have one more token in the given rows `[B]`."""
+    def take(self, families: list[OpenFamily], added: Tensor, columns: int = 1) -> None:
+        """Keep families that have so many more tokens in each row `[B]`, of `columns` with padding.
+
+        A row that has one more may be given as True.
+        """
         self.families = families
         if self.lengths is None:
             self.lengths = torch.zeros_like(families[0].filled)
-        self.lengths = self.lengths + rows
-        self.columns += 1
-        self.device = rows.device
+        self.lengths = self.lengths + added
+        self.columns += columns
+        self.device = added.device
 
     def add(self, key: Tensor, value: Tensor, rows: Tensor) -> None:
         """One more token, `[B, H, 1, D]`, in the given rows."""

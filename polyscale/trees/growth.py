@@ -72,3 +72,34 @@ def _token_tree(closes: Tensor, num_rows: int, levels: int) -> SignalTree:
     rows = torch.full((begin + length,), -1)
     rows[begin:] = torch.arange(length)
     return SignalTree.from_parents(torch.cat(parents), rows=rows, num_rows=num_rows)
+
+
+def segment_forest(closes: Tensor, segment: Tensor, lengths: Tensor) -> SignalTree:
+    """A forest over new tokens of growing hierarchies, with B * T rows.
+
+    A tree for each run of tokens with one `segment` `[B, T]`: how many levels, from the bottom,
+    have opened among the tokens by then. Its root has the nodes of that height as children. Tokens
+    from `lengths` `[B]` on are outside.
+    """
+    rows = closes.tolist(), segment.tolist(), lengths.tolist()
+    forest = _segment_forest(tuple(map(tuple, rows[0])), tuple(map(tuple, rows[1])), tuple(rows[2]))
+    return forest.to(closes.device)
+
+
+# All layers of a model ask for the same one.
+@lru_cache(maxsize=16)
+def _segment_forest(
+    closes: tuple[tuple[int, ...], ...],
+    segment: tuple[tuple[int, ...], ...],
+    lengths: tuple[int, ...],
+) -> SignalTree:
+    trees = []
+    for row_closes, heights, length in zip(closes, segment, lengths, strict=True):
+        last = max(1, length)  # a row without tokens gets a tree all the same
+        starts = [0, *(at for at in range(1, last) if heights[at] > heights[at - 1])]
+        for start, stop in zip(starts, [*starts[1:], last], strict=True):
+            end = stop if stop < last else len(row_closes)  # the last tree has the padding
+            # The first token opens the first node of every level.
+            own = torch.tensor([0, *row_closes[start + 1 : stop]])
+            trees.append(_token_tree(own, end - start, heights[start]))
+    return SignalTree.batch(trees)

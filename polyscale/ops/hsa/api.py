@@ -15,13 +15,13 @@ from polyscale.ops.hsa import reference
 from polyscale.ops.hsa.blocks import blocks_attention
 from polyscale.ops.hsa.checks import HSAOptions, PositionScores, Request, check_request
 from polyscale.ops.hsa.columns import columns_attention
+from polyscale.ops.hsa.context import AttentionContext
 from polyscale.ops.hsa.decode import HSA_STEP
 from polyscale.ops.hsa.energies import blocks_energy, columns_energy
 from polyscale.ops.hsa.families import plans_of
 from polyscale.ops.hsa.native import op
 from polyscale.ops.hsa.native.build import LIBRARY
 from polyscale.ops.hsa.native.plan import plan_in_graph, plan_of, tree_tensors
-from polyscale.ops.hsa.problem import Problem
 from polyscale.ops.native.backend import native_backend
 from polyscale.ops.tracing import counts_flops, has_only_a_shape
 
@@ -193,7 +193,7 @@ def _empty_lse(request: Request) -> Tensor:
     return request.query.new_zeros(batch, heads, last, dtype=dtype)
 
 
-def problem_of(request: Request) -> Problem:
+def context_of(request: Request) -> AttentionContext:
     """Return the fast path's view of a request."""
     tree = request.tree
     batch, heads = request.query.shape[:2]
@@ -202,7 +202,7 @@ def problem_of(request: Request) -> Problem:
         None if part is None else part.split(sizes, dim=1)
         for part in (request.position_query, request.position_key)
     ]
-    return Problem(
+    return AttentionContext(
         tree=tree,
         plan=plans_of(tree).plan(tree, batch * heads, request.tie == "columns"),
         batch=batch,
@@ -255,13 +255,13 @@ def _torch(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _torch_lse(request: Request) -> Tensor:
-    problem = problem_of(request)
+    context = context_of(request)
     rows = [flat_rows(part, request.ignored) for part in (request.query, request.key)]
     batch, heads = request.query.shape[:2]
     if request.tie == "columns":
-        found = columns_energy(problem, *rows)[1]
+        found = columns_energy(context, *rows)[1]
     else:
-        found = blocks_energy(problem, *rows)[0][:, : request.tree.num_trees]
+        found = blocks_energy(context, *rows)[0][:, : request.tree.num_trees]
     return -found.view(batch, heads, -1)
 
 
@@ -290,9 +290,8 @@ def _native(request: Request, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     left, right = request.position_query, request.position_key
     left, right = (None if part is None else part.to(torch.float32) for part in (left, right))
     query, key, value, ignored = request.query, request.key, request.value, request.ignored
-    seen = op.needs_dispatch(query, key, value, left, right)
     columns = request.tie == "columns"
-    output, log_sums = (op.hsa_attention_native if seen else op.attend_at_once)(
+    output, log_sums = op.attend(
         query,
         key,
         value,
@@ -334,7 +333,7 @@ def _part(request: Request, batch: slice, heads: slice) -> Request:
 def _attend(request: Request) -> Tensor:
     attend = blocks_attention if request.tie == "blocks" else columns_attention
     output = attend(
-        problem_of(request),
+        context_of(request),
         flat_rows(request.query, request.ignored),
         flat_rows(request.key, request.ignored),
         flat_rows(request.value, request.ignored),

@@ -190,6 +190,7 @@ def _step_torch(
     scale: float,
     include_self: bool,
 ) -> tuple[Tensor, list[OpenFamily]]:
+    families = families or [OpenFamily.empty(key, value)]
     families = close_families(families, closes, key, value, rows)
     output = hsa_decode(query, key, value, families, scale=scale, include_self=include_self)
     return output, add_token(families, key, value, rows)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from polyscale.ops.hsa.api import flat_rows, problem_of
+from polyscale.ops.hsa.api import context_of, flat_rows
 from polyscale.ops.hsa.checks import HSAOptions, Request, check_request
 from polyscale.ops.hsa.energies import blocks_energy, columns_energy
 from polyscale.ops.hsa.softmax import log_sum
@@ -76,10 +76,10 @@ def hsa_energy(
                 f"log_partition must have shape {list(query.shape[:-1])}, "
                 f"got {list(log_partition.shape)}"
             )
-    problem = problem_of(request)
+    context = context_of(request)
     rows = [flat_rows(part, request.ignored) for part in (request.query, request.key)]
     energies = blocks_energy if request.tie == "blocks" else columns_energy
-    phi, row_energy = energies(problem, *rows)  # [X, M], [X, N]
+    phi, row_energy = energies(context, *rows)  # [X, M], [X, N]
     shape = query.shape[:-2]
     phi = phi.view(*shape, -1)
     if not certificate:

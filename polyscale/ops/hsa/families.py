@@ -77,7 +77,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FamilyPlan:
     """The row maps of a tree for `copies` copies of its rows (batch times heads)."""
 
     levels: tuple[Level, ...]
@@ -99,14 +99,14 @@ class TreePlans:
     """Everything about a tree that attention needs, for any number of copies."""
 
     def __init__(self, tree: SignalTree) -> None:
-        self.plans: dict[tuple[int, bool], Plan] = {}
+        self.plans: dict[tuple[int, bool], FamilyPlan] = {}
         self.levels: dict[bool, tuple[Level, ...]] = {}
         rows = tree.leaf_row[tree.leaf_order]
         self.rows_in_order = bool((rows[1:] > rows[:-1]).all())
 
     # What is made on a first call under inference mode has to serve training later.
     @torch.inference_mode(False)
-    def plan(self, tree: SignalTree, copies: int, columns: bool) -> Plan:
+    def plan(self, tree: SignalTree, copies: int, columns: bool) -> FamilyPlan:
         """Return the plan for so many copies of the tree's rows, made on first use."""
         if columns not in self.levels:
             self.levels[columns] = tuple(
@@ -116,7 +116,7 @@ class TreePlans:
         if wanted not in self.plans:
             if len(self.plans) >= KEPT_PLANS:
                 self.plans.pop(next(iter(self.plans)))
-            self.plans[wanted] = _plan(tree, self.levels[columns], copies, columns)
+            self.plans[wanted] = _family_plan(tree, self.levels[columns], copies, columns)
         return self.plans[wanted]
 
 
@@ -202,7 +202,9 @@ def _bucket(tree: SignalTree, parents: Tensor, columns: bool) -> Bucket:
     )
 
 
-def _plan(tree: SignalTree, levels: tuple[Level, ...], copies: int, columns: bool) -> Plan:
+def _family_plan(
+    tree: SignalTree, levels: tuple[Level, ...], copies: int, columns: bool
+) -> FamilyPlan:
     """Lay out the rows.
 
     The deepest level has only leaves, which go straight from the data to their places in buckets;
@@ -238,7 +240,7 @@ def _plan(tree: SignalTree, levels: tuple[Level, ...], copies: int, columns: boo
         for level in levels
         if columns
     ]
-    return Plan(
+    return FamilyPlan(
         levels=levels,
         rows=row_map([tree.row_node], pieces, filled, 0, tree.num_nodes, copies),
         piece_sizes=tuple(piece.numel() * copies for piece in pieces),

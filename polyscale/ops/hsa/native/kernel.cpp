@@ -2,7 +2,7 @@
 // already.
 #include <math.h>
 
-#include "hsa/native/problem.h"
+#include "hsa/native/arguments.h"
 #include "hsa/native/threads/decode.h"
 #include "hsa/native/threads/plan.h"
 #include "native/threads/instructions.h"
@@ -16,8 +16,8 @@ struct Task {
     int64_t unit, copy;
 };
 
-// Waking threads takes longer than a small problem.
-int worthwhile_threads(const Problem& p) {
+// Waking threads takes longer than a small call.
+int worthwhile_threads(const AttentionArguments& p) {
     const double work = (double)p.batch * (double)p.heads * (double)p.rows *
                         (double)(2 * p.width + p.value_width);
     return (int)fmin((double)p.threads, 1.0 + work / 5e4);
@@ -26,7 +26,7 @@ int worthwhile_threads(const Problem& p) {
 // Copies of units, and the steps of each: all steps in one task, or one step of a segment.
 class Steps : public Team {
    public:
-    Steps(const Problem& p, const Variant& v, const Plan& plan, bool backward,
+    Steps(const AttentionArguments& p, const Variant& v, const TreePlan& plan, bool backward,
           const std::vector<Task>& tasks, int64_t own, int64_t shared)
         : Team((int64_t)tasks.size(), worthwhile_threads(p), own + shared), p_(p), v_(v),
           plan_(plan), backward_(backward), tasks_(tasks), own_(own) {}
@@ -44,9 +44,9 @@ class Steps : public Team {
     }
 
    private:
-    const Problem& p_;
+    const AttentionArguments& p_;
     const Variant& v_;
-    const Plan& plan_;
+    const TreePlan& plan_;
     const bool backward_;
     const std::vector<Task>& tasks_;
     const int64_t own_;
@@ -55,7 +55,7 @@ class Steps : public Team {
 // One step of trees that several threads share: a task is a segment of a copy of a unit.
 class Step : public Team {
    public:
-    Step(const Problem& p, const Variant& v, const Plan& plan, bool backward,
+    Step(const AttentionArguments& p, const Variant& v, const TreePlan& plan, bool backward,
          const std::vector<Task>& tasks, int64_t own, float* shared,
          const std::vector<int64_t>& offsets, int step)
         : Team((int64_t)tasks.size() * (step % 2 ? 1 : SEGMENTS), worthwhile_threads(p), own),
@@ -75,9 +75,9 @@ class Step : public Team {
     }
 
    private:
-    const Problem& p_;
+    const AttentionArguments& p_;
     const Variant& v_;
-    const Plan& plan_;
+    const TreePlan& plan_;
     const bool backward_;
     const std::vector<Task>& tasks_;
     float* const shared_;
@@ -86,7 +86,7 @@ class Step : public Team {
 };
 
 // Rows without a leaf: zero, and nothing to add up.
-void clear_outside(const Problem& p, const Plan& plan, bool backward) {
+void clear_outside(const AttentionArguments& p, const TreePlan& plan, bool backward) {
     for (int64_t i = 0; i < plan.header->outside; i++)
         for (int64_t copy = 0; copy < p.batch * p.heads; copy++) {
             const int64_t b = copy / p.heads, h = copy % p.heads, row = plan.outside[i];
@@ -105,8 +105,8 @@ void clear_outside(const Problem& p, const Plan& plan, bool backward) {
         }
 }
 
-bool run(const Problem& p, bool backward) {
-    const Plan plan = read_plan(p.plan);
+bool run(const AttentionArguments& p, bool backward) {
+    const TreePlan plan = read_plan(p.plan);
     const Variant& v = variant(p.variant);
     clear_outside(p, plan, backward);
     const int64_t copies = p.batch * p.heads, own = v.own_floats(&p, &plan, backward);
@@ -144,18 +144,18 @@ bool run(const Problem& p, bool backward) {
 }  // namespace
 
 // Both return 0 when they are done and 1 when they are out of memory.
-extern "C" int hsa_forward(const Problem* problem) {
-    return guarded([&] { return run(*problem, false); });
+extern "C" int hsa_forward(const AttentionArguments* arguments) {
+    return guarded([&] { return run(*arguments, false); });
 }
 
-extern "C" int hsa_backward(const Problem* problem) {
-    return guarded([&] { return run(*problem, true); });
+extern "C" int hsa_backward(const AttentionArguments* arguments) {
+    return guarded([&] { return run(*arguments, true); });
 }
 
 // One new token of every row. If a level has no room, `missing` names it and nothing is done.
-extern "C" int hsa_decode(Decode* problem) {
+extern "C" int hsa_decode(Decode* arguments) {
     return guarded([&] {
-        Decoding team(*problem, variant(problem->variant));
+        Decoding team(*arguments, variant(arguments->variant));
         if (!team.has_room()) return true;
         team.close();
         if (!team.run()) return false;
@@ -175,7 +175,7 @@ extern "C" int hsa_plan(Forest* forest) {
 // 0 portable, 1 AVX2, 2 AVX-512.
 extern "C" int hsa_best_variant() { return best_variant(); }
 
-extern "C" int64_t hsa_problem_size() { return (int64_t)sizeof(Problem); }
+extern "C" int64_t hsa_arguments_size() { return (int64_t)sizeof(AttentionArguments); }
 
 extern "C" int64_t hsa_decode_size() { return (int64_t)sizeof(Decode); }
 

@@ -1,4 +1,4 @@
-"""Calls the built library: tensors become pointers and strides. Mirrors problem.h."""
+"""Calls the built library: tensors become pointers and strides. Mirrors arguments.h."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from polyscale.ops.native.instructions import wanted_variant
 _int64, _int32, _pointer = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
 
 
-class _Problem(ctypes.Structure):
+class _AttentionArguments(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("batch", "heads", "key_heads", "rows", "width")),
         *((name, _int64) for name in ("value_width", "position_width", "position_heads")),
@@ -55,7 +55,7 @@ class _Decode(ctypes.Structure):
     )
 
 
-_ENTRY = Entry(LIBRARY, {"problem": _Problem, "forest": _Forest, "decode": _Decode})
+_ENTRY = Entry(LIBRARY, {"arguments": _AttentionArguments, "forest": _Forest, "decode": _Decode})
 best_instructions = _ENTRY.best_instructions
 
 
@@ -79,10 +79,10 @@ class Inputs:
 def forward(inputs: Inputs, output: Tensor, log_sums: Tensor) -> None:
     """Fill the output `[B, H, N, Dv]` and the logarithms of sums `[B, H, N]`."""
     views = Views()
-    problem = _problem(inputs, views)
-    problem.output = views.write(output)
-    problem.log_sums = views.address(log_sums)
-    _ENTRY.run("forward", problem)
+    arguments = _arguments(inputs, views)
+    arguments.output = views.write(output)
+    arguments.log_sums = views.address(log_sums)
+    _ENTRY.run("forward", arguments)
 
 
 def backward(
@@ -94,37 +94,37 @@ def backward(
 ) -> None:
     """Fill the gradients of query, key and value, per query head, and of positions, per copy."""
     views = Views()
-    problem = _problem(inputs, views)
-    problem.grad_output = views.read(grad_output)
+    arguments = _arguments(inputs, views)
+    arguments.grad_output = views.read(grad_output)
     names = ("grad_query", "grad_key", "grad_value")
     for name, gradient in zip(names, gradients, strict=True):
-        setattr(problem, name, views.write(gradient))
+        setattr(arguments, name, views.write(gradient))
     if grad_log_sums is not None:
-        problem.grad_log_sums = views.address(grad_log_sums.contiguous())
+        arguments.grad_log_sums = views.address(grad_log_sums.contiguous())
     if grad_positions is not None:
-        problem.grad_position_query = views.address(grad_positions[0])
-        problem.grad_position_key = views.address(grad_positions[1])
-    _ENTRY.run("backward", problem)
+        arguments.grad_position_query = views.address(grad_positions[0])
+        arguments.grad_position_key = views.address(grad_positions[1])
+    _ENTRY.run("backward", arguments)
 
 
-def _problem(inputs: Inputs, views: Views) -> _Problem:
-    problem = _Problem()
-    problem.batch, problem.heads, problem.rows, problem.width = inputs.query.shape
-    problem.key_heads, problem.value_width = inputs.key.shape[1], inputs.value.shape[3]
+def _arguments(inputs: Inputs, views: Views) -> _AttentionArguments:
+    arguments = _AttentionArguments()
+    arguments.batch, arguments.heads, arguments.rows, arguments.width = inputs.query.shape
+    arguments.key_heads, arguments.value_width = inputs.key.shape[1], inputs.value.shape[3]
     for name in ("query", "key", "value"):
-        setattr(problem, name, views.read(getattr(inputs, name)))
-    problem.plan = views.address(inputs.plan)
+        setattr(arguments, name, views.read(getattr(inputs, name)))
+    arguments.plan = views.address(inputs.plan)
     if inputs.ignored is not None:
-        problem.ignored = views.address(inputs.ignored.contiguous())
+        arguments.ignored = views.address(inputs.ignored.contiguous())
     if inputs.position_query is not None and inputs.position_key is not None:
-        problem.position_heads, _, problem.position_width = inputs.position_query.shape
-        problem.position_query = views.address(inputs.position_query.contiguous())
-        problem.position_key = views.address(inputs.position_key.contiguous())
-    problem.scale, problem.columns = inputs.scale, int(inputs.columns)
-    problem.causal, problem.include_self = int(inputs.causal), int(inputs.include_self)
-    problem.bfloat16 = int(inputs.query.dtype == torch.bfloat16)
-    problem.threads, problem.variant = threads(), wanted_variant()
-    return problem
+        arguments.position_heads, _, arguments.position_width = inputs.position_query.shape
+        arguments.position_query = views.address(inputs.position_query.contiguous())
+        arguments.position_key = views.address(inputs.position_key.contiguous())
+    arguments.scale, arguments.columns = inputs.scale, int(inputs.columns)
+    arguments.causal, arguments.include_self = int(inputs.causal), int(inputs.include_self)
+    arguments.bfloat16 = int(inputs.query.dtype == torch.bfloat16)
+    arguments.threads, arguments.variant = threads(), wanted_variant()
+    return arguments
 
 
 def plan_size(tensors: list[Tensor], plan: Tensor) -> int:
@@ -164,21 +164,21 @@ def decode(
     that has no room for one more member, for which nothing has been done yet; -1 when it is done.
     """
     views = Views()
-    problem = _Decode()
-    problem.batch, problem.heads, _, problem.width = query.shape
-    problem.key_heads, problem.value_width = key.shape[1], value.shape[3]
-    problem.levels = len(families)
+    arguments = _Decode()
+    arguments.batch, arguments.heads, _, arguments.width = query.shape
+    arguments.key_heads, arguments.value_width = key.shape[1], value.shape[3]
+    arguments.levels = len(families)
     for name, part in (("query", query), ("key", key), ("value", value)):
-        setattr(problem, name, views.read(part))
-    problem.output = views.write(output)
+        setattr(arguments, name, views.read(part))
+    arguments.output = views.write(output)
     for level, (keys, values, counts, filled) in enumerate(families):
-        problem.keys[level], problem.values[level] = keys.data_ptr(), values.data_ptr()
-        problem.counts[level], problem.filled[level] = counts.data_ptr(), filled.data_ptr()
-        problem.room[level] = keys.shape[2]
-    problem.closes = views.address(closes.to(torch.int64).contiguous())
-    problem.rows = views.address(rows.contiguous())
-    problem.scale, problem.include_self = scale, int(include_self)
-    problem.bfloat16 = int(query.dtype == torch.bfloat16)
-    problem.threads, problem.variant = threads(), wanted_variant()
-    _ENTRY.run("decode", problem)
-    return problem.missing
+        arguments.keys[level], arguments.values[level] = keys.data_ptr(), values.data_ptr()
+        arguments.counts[level], arguments.filled[level] = counts.data_ptr(), filled.data_ptr()
+        arguments.room[level] = keys.shape[2]
+    arguments.closes = views.address(closes.to(torch.int64).contiguous())
+    arguments.rows = views.address(rows.contiguous())
+    arguments.scale, arguments.include_self = scale, int(include_self)
+    arguments.bfloat16 = int(query.dtype == torch.bfloat16)
+    arguments.threads, arguments.variant = threads(), wanted_variant()
+    _ENTRY.run("decode", arguments)
+    return arguments.missing

@@ -60,7 +60,7 @@ struct Places {
     const int32_t *node, *parent, *first, *count, *leaves, *begin, *row;
 };
 
-struct Plan {
+struct TreePlan {
     const Header* header;
     const Piece* pieces;
     const Unit* units;
@@ -70,8 +70,8 @@ struct Plan {
     const int32_t* outside;
 };
 
-static inline Plan read_plan(const int32_t* data) {
-    Plan p;
+static inline TreePlan read_plan(const int32_t* data) {
+    TreePlan p;
     p.header = (const Header*)data;
     const Header& h = *p.header;
     data += sizeof(Header) / 4;

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include "hsa/native/problem.h"
+#include "hsa/native/arguments.h"
 
 namespace {
 #include "native/simd/vectors.h"
@@ -24,9 +24,9 @@ namespace {
 // Counted from an address that is never used.
 float* const NONE = (float*)64;
 
-int64_t shared_floats(const Problem* p, const Unit* unit, bool backward) {
+int64_t shared_floats(const AttentionArguments* p, const Unit* unit, bool backward) {
     Scratch memory = {NONE};
-    const Plan plan = read_plan(p->plan);
+    const TreePlan plan = read_plan(p->plan);
     const Shape s = shape_of(*p, backward);
     if (p->columns) {
         ColumnsShared shared;
@@ -38,7 +38,7 @@ int64_t shared_floats(const Problem* p, const Unit* unit, bool backward) {
     return memory.next - NONE;
 }
 
-int64_t own_floats(const Problem* p, const Plan* plan, bool backward) {
+int64_t own_floats(const AttentionArguments* p, const TreePlan* plan, bool backward) {
     Scratch memory = {NONE};
     const Shape s = shape_of(*p, backward);
     if (p->columns) {
@@ -54,11 +54,11 @@ int64_t own_floats(const Problem* p, const Plan* plan, bool backward) {
 }
 
 void forward(const Work* w, int step, int64_t segment) {
-    (w->problem->columns ? columns_forward : blocks_forward)(w, step, segment);
+    (w->arguments->columns ? columns_forward : blocks_forward)(w, step, segment);
 }
 
 void backward(const Work* w, int step, int64_t segment) {
-    (w->problem->columns ? columns_backward : blocks_backward)(w, step, segment);
+    (w->arguments->columns ? columns_backward : blocks_backward)(w, step, segment);
 }
 }  // namespace
 

@@ -21,7 +21,7 @@ struct BlocksShared {
     Nodes roots, top;
     float *kept, *kept_top;  // weights; with a backward pass two of each
 
-    void reserve(const Shape& s, const Plan& plan, const Unit& unit, Scratch* memory) {
+    void reserve(const Shape& s, const TreePlan& plan, const Unit& unit, Scratch* memory) {
         const int64_t times = s.mode & 1 ? 2 : 1;
         kept = memory->take(times * unit.kept.vectors[VECTOR_SLOT] * WIDTH);
         if (unit.top < 0) return;
@@ -127,30 +127,24 @@ INLINE void start_insides(const View& v, int64_t level, Nodes* n) {
         if (v.at.count[i]) n->inside[i] = n->leaves[i] > 0.0f ? 0.0f : -INFINITE;
 }
 
-// What the next groups of leaves read.
-INLINE void fetch_group(const Context& c, const Nodes& n, const Group& g) {
-    if (g.lane0 < n.in_place) return;
-    const int64_t low = g.lane0, high = g.lane0 + g.lanes;
-    if (n.grad) {
-        fetch_leaves(n.query_leaves, low, high, c.s.width);
-        fetch_leaves(n.key_leaves, low, high, c.s.width);
-        fetch_leaves(n.grad_leaves, low, high, c.s.value_width);
-    } else {
-        fetch_leaves_once(n.query_leaves, low, high, c.s.width);
-        fetch_leaves_once(n.key_leaves, low, high, c.s.width);
-    }
-    fetch_leaves(n.value_leaves, low, high, c.s.value_width);
+// Means of a group's parents while the rows of its lanes are in the cache. What the next groups read
+// is prefetched row by row: in one burst it would fill the processor's buffers for misses.
+template <bool AHEAD>
+INLINE void pool_lanes(const Context& c, const View& v, const Nodes& n, const Group& g) {
+    const int64_t parent = g.parent, parents = g.parents, at = g.lane0;
+    pool_parents<false, AHEAD>(v, n, parent, parents, n.queries(at), c.s.width, n.query);
+    pool_parents<false, AHEAD>(v, n, parent, parents, n.keys(at), c.s.width, n.key);
+    pool_parents<false, AHEAD>(v, n, parent, parents, n.values(at), c.s.value_width, n.value);
+    if (n.grad)
+        pool_parents<true, AHEAD>(v, n, parent, parents, n.grads(at), c.s.value_width, n.grad);
 }
 
-// Means of a group's parents while the rows of its lanes are in the cache.
 INLINE void pool_group(const Context& c, const View& v, const Nodes& n, const Group& g) {
     if (!g.last()) return;
-    const int64_t parent = g.parent, parents = g.parents, at = g.lane0;
-    pool_parents<false>(v, n, parent, parents, n.queries(at), c.s.width, n.query);
-    pool_parents<false>(v, n, parent, parents, n.keys(at), c.s.width, n.key);
-    pool_parents<false>(v, n, parent, parents, n.values(at), c.s.value_width, n.value);
-    if (n.grad)
-        pool_parents<true>(v, n, parent, parents, n.grads(at), c.s.value_width, n.grad);
+    if (g.lane0 < n.in_place)
+        pool_lanes<false>(c, v, n, g);
+    else
+        pool_lanes<true>(c, v, n, g);
 }
 
 static void blocks_up(const Context& c, const View& v, Nodes* n, const BlocksScratch& my,
@@ -159,7 +153,6 @@ static void blocks_up(const Context& c, const View& v, Nodes* n, const BlocksScr
         start_insides(v, l, n);
         float* to = kept + v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
-            fetch_group(c, *n, g);
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
             pool_group(c, v, *n, g);
             to += g.kept() * WIDTH;

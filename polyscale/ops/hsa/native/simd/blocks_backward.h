@@ -52,7 +52,6 @@ static void worth_up(const Context& c, const View& v, Nodes* n, const BlocksScra
             if (v.at.count[i]) n->grad_mass[i] = 0.0f;
         float* to = kept + 2 * v.kept_above(l) * WIDTH;
         for_groups(v, l, [&](const Group& g) {
-            fetch_group(c, *n, g);
             add_insides(g, family_weights(c, v, *n, g, my, to), n);
             add_masses(g, group_worth(c, v, *n, g, my, to), n);
             pool_group(c, v, *n, g);
@@ -109,7 +108,7 @@ static void add_gradients(const Context& c, const View& v, Nodes* n, const Group
 static void write_gradients(const Context& c, int64_t row, const float* query, const float* key,
                             const float* value) {
     const float keep = c.is_ignored(row) ? 0.0f : 1.0f;
-    const Problem& p = c.p;
+    const AttentionArguments& p = c.p;
     put_floats(query, keep * (float)p.scale, p.width,
                gradient_row(p.grad_query, c.batch, c.head, row));
     put_floats(key, keep * (float)p.scale, p.width,
@@ -130,7 +129,7 @@ INLINE void write_leaf(const float* own, const float* above, float factor, int64
 }
 
 static void write_leaf_gradients(const Context& c, const View& v, const Nodes& n, int64_t leaf) {
-    const Problem& p = c.p;
+    const AttentionArguments& p = c.p;
     const int64_t row = v.at.row[leaf], width = c.s.width, value_width = c.s.value_width;
     const int64_t above = v.at.parent[leaf], soon = leaf + ROWS_AHEAD;
     if (!c.streams && soon < v.nodes && v.at.row[soon] >= 0) {

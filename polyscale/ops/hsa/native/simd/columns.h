@@ -46,7 +46,7 @@ struct ColumnsShared {
     Nodes roots, top;
     Nodes parts[SEGMENTS];  // gradients of the top's nodes that each segment finds
 
-    void reserve(const Shape& s, const Plan& plan, const Unit& unit, Scratch* memory) {
+    void reserve(const Shape& s, const TreePlan& plan, const Unit& unit, Scratch* memory) {
         if (unit.top < 0) return;
         const int64_t nodes = plan.pieces[unit.top].nodes;
         roots.reserve(s, unit.slots, memory);

@@ -35,7 +35,7 @@ struct ColumnGradients {
     // The gradients of the logits, in place of what the weights are worth.
     void find_scores(const Leaves& g) const {
         const ColumnsScratch& my = at.my;
-        const Problem& p = at.c.p;
+        const AttentionArguments& p = at.c.p;
         alignas(64) float given[WIDTH] = {};
         if (p.grad_log_sums)
             for (int64_t l = 0; l < g.lanes; l++)
@@ -137,7 +137,7 @@ static void differentiate_chunk(const Context& c, const View& v, const View* abo
     for (int64_t first = 0; first < v.leaves; first += WIDTH)
         gradients.run(columns.leaves_from(first));
     hand_down_columns(c, v, n);
-    const Problem& p = c.p;
+    const AttentionArguments& p = c.p;
     for (int64_t i = 0; i < v.nodes; i++) {
         if (v.at.count[i]) continue;
         const int64_t row = v.at.row[i];
@@ -174,7 +174,7 @@ INLINE void add_floats(float* to, const float* from, int64_t width) {
 
 // What comes from above a chunk.
 static void add_above(const Context& c, const View& v, const Nodes& roots) {
-    const Problem& p = c.p;
+    const AttentionArguments& p = c.p;
     for (int64_t i = 0; i < v.roots; i++) {
         const float *key = roots.to_key + (v.slot + i) * c.s.width,
                     *value = roots.to_value + (v.slot + i) * c.s.value_width;

@@ -11,7 +11,7 @@ INLINE char* token_row(const Decode& d, const Tensor& t, int64_t batch, int64_t 
 }
 
 // The leaf-weighted mean of a family that closes, into the level above.
-static void close_family(const Decode& d, const Problem& p, int64_t level, int64_t batch,
+static void close_family(const Decode& d, const AttentionArguments& p, int64_t level, int64_t batch,
                          int64_t key_head, const Closing& closing, void* const* rows,
                          int64_t width, float* row, float* mean) {
     const int64_t* counts = d.counts[level] + batch * d.room[level];
@@ -33,15 +33,15 @@ int64_t decode_floats(const Decode* d) {
     return round_up(entries, 16) + 4 * padded(most(d->width, d->value_width)) + 64;
 }
 
-void decode(const Decode* problem, int64_t batch, int64_t key_head, const Closing* closing,
+void decode(const Decode* arguments, int64_t batch, int64_t key_head, const Closing* closing,
             float* scratch) {
-    const Decode& d = *problem;
-    Problem p;
+    const Decode& d = *arguments;
+    AttentionArguments p;
     p.bfloat16 = d.bfloat16;
     const int64_t widest = padded(most(d.width, d.value_width)), group = d.heads / d.key_heads;
     Scratch memory = {scratch};
     float *query = memory.take(widest), *row = memory.take(widest), *sum = memory.take(widest);
-    float* logits = memory.take(decode_floats(problem) - 4 * widest - 64);
+    float* logits = memory.take(decode_floats(arguments) - 4 * widest - 64);
     for (int64_t l = 0; l + 1 < d.levels; l++) {
         if (!closing[l].members) continue;
         close_family(d, p, l, batch, key_head, closing[l], d.keys, d.width, row, sum);

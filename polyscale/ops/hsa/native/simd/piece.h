@@ -9,7 +9,7 @@ struct Shape {
     int mode;
 };
 
-INLINE Shape shape_of(const Problem& p, bool backward) {
+INLINE Shape shape_of(const AttentionArguments& p, bool backward) {
     return {padded(p.width), padded(p.value_width), padded(p.position_width),
             2 * p.columns + (backward ? 1 : 0)};
 }
@@ -93,7 +93,7 @@ struct View {
     int64_t kept_above(int64_t l) const { return level[l].above.vectors[VECTOR_SLOT]; }
 };
 
-INLINE View view_of(const Plan& plan, int64_t piece, bool top) {
+INLINE View view_of(const TreePlan& plan, int64_t piece, bool top) {
     const Piece& from = plan.pieces[piece];
     View v;
     v.nodes = from.nodes;
@@ -114,15 +114,15 @@ INLINE View view_of(const Plan& plan, int64_t piece, bool top) {
     return v;
 }
 
-// Whether a tensor of a problem is larger than a core's part of the caches.
-INLINE bool is_large(const Problem& p) {
+// Whether a tensor of a call is larger than a core's part of the caches.
+INLINE bool is_large(const AttentionArguments& p) {
     return p.batch * p.heads * p.rows * p.value_width * 4 > LARGE_BYTES;
 }
 
 // Everything the steps of one copy of a unit see.
 struct Context {
-    const Problem& p;
-    const Plan plan;
+    const AttentionArguments& p;
+    const TreePlan plan;
     const Unit& unit;
     const Shape s;
     const int64_t batch, head, key_head;
@@ -132,10 +132,10 @@ struct Context {
     float *grad_position_query, *grad_position_key;
 
     Context(const Work& w, bool backward)
-        : p(*w.problem), plan(read_plan(w.problem->plan)), unit(*w.unit),
-          s(shape_of(*w.problem, backward)), batch(w.batch), head(w.head),
-          key_head(w.head / (w.problem->heads / w.problem->key_heads)),
-          streams(is_large(*w.problem)) {
+        : p(*w.arguments), plan(read_plan(w.arguments->plan)), unit(*w.unit),
+          s(shape_of(*w.arguments, backward)), batch(w.batch), head(w.head),
+          key_head(w.head / (w.arguments->heads / w.arguments->key_heads)),
+          streams(is_large(*w.arguments)) {
         ignored = p.ignored ? p.ignored + batch * p.rows : nullptr;
         const int64_t nodes = plan.header->nodes, size = nodes * p.position_width;
         const int64_t at = p.position_heads > 1 ? head * size : 0;
@@ -150,7 +150,7 @@ struct Context {
     int64_t segments() const { return unit.chunks < SEGMENTS ? unit.chunks : SEGMENTS; }
 };
 
-enum { FAR_AHEAD = 32 };
+enum { FAR_AHEAD = 16 };
 
 // From which node on a chunk's leaves can be read where the inputs have them: whole vectors of float32,
 // and none to be ignored. Those of the last level, which all come after the inner nodes.
@@ -187,12 +187,6 @@ static Rows read_leaves(const Context& c, const View& v, const Tensor& from, int
 INLINE void fetch_leaves(const Rows& rows, int64_t low, int64_t high, int64_t width) {
     for (int64_t node = low + FAR_AHEAD; node < high + FAR_AHEAD; node++)
         fetch_row(rows[node], width * 4);
-}
-
-// The same for rows that are read once.
-INLINE void fetch_leaves_once(const Rows& rows, int64_t low, int64_t high, int64_t width) {
-    for (int64_t node = low + FAR_AHEAD; node < high + FAR_AHEAD; node++)
-        for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(rows[node] + i, 0, 0);
 }
 
 // The rows of chunk roots, or numbers of them, at the leaves of a top.

@@ -9,14 +9,14 @@ struct Rows {
 
 INLINE int64_t padded(int64_t width) { return round_up(width, WIDTH); }
 
-INLINE const char* row_of(const Problem& p, const Tensor& t, int64_t batch, int64_t head,
+INLINE const char* row_of(const AttentionArguments& p, const Tensor& t, int64_t batch, int64_t head,
                           int64_t row) {
     return (const char*)t.data + (batch * t.batch + head * t.head + row * t.row) *
                                      (p.bfloat16 ? 2 : 4);
 }
 
 // A row of an input as floats times a factor, zero up to a multiple of the vector's width.
-INLINE void read_row(const Problem& p, const char* from, int64_t width, float factor, float* to) {
+INLINE void read_row(const AttentionArguments& p, const char* from, int64_t width, float factor, float* to) {
     int64_t i = 0;
     if (p.bfloat16) {
         for (; i + WIDTH <= width; i += WIDTH) {
@@ -40,7 +40,7 @@ INLINE void read_row(const Problem& p, const char* from, int64_t width, float fa
     for (; i < padded(width); i++) to[i] = 0.0f;
 }
 
-INLINE void write_row(const Problem& p, const float* from, int64_t width, char* to) {
+INLINE void write_row(const AttentionArguments& p, const float* from, int64_t width, char* to) {
     int64_t i = 0;
     if (p.bfloat16) {
         for (; i < width; i++) ((uint16_t*)to)[i] = to_bfloat16(from[i]);

@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "hsa/native/problem.h"
+#include "hsa/native/arguments.h"
 #include "native/threads/team.h"
 
 namespace {

@@ -1,4 +1,4 @@
-"""One attention problem made ready: flat rows, the tree's plan, and what a family step needs."""
+"""What a family step needs besides the rows: plan of the tree, biases and masks of the scores."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyscale.ops.hsa.families import Bucket, Plan
+from polyscale.ops.hsa.families import Bucket, FamilyPlan
 
 if TYPE_CHECKING:
     from polyscale.trees import SignalTree
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionContext:
     """Scores of a tree's families; X = B * H copies of the tree's rows, one after the other."""
 
     tree: SignalTree
-    plan: Plan
+    plan: FamilyPlan
     batch: int  # B, 1 if packed
     heads: int  # H
     scale: float
@@ -149,18 +149,18 @@ class Problem:
         return self.to_slots(depth, stored[0] if len(stored) == 1 else torch.cat(stored))
 
 
-def pooled_slots(problem: Problem, rows: Tensor) -> list[list[Tensor]]:
+def pooled_slots(context: AttentionContext, rows: Tensor) -> list[list[Tensor]]:
     """Return, per level and bucket, the means of the children [X * F, b, D], from the data rows."""
-    pieces = problem.pieces(rows)
+    pieces = context.pieces(rows)
     found: list[list[Tensor]] = []
     means: list[Tensor] = []
-    for depth in reversed(range(len(problem.plan.levels))):
-        slots = problem.child_slots(depth, pieces, means)
+    for depth in reversed(range(len(context.plan.levels))):
+        slots = context.child_slots(depth, pieces, means)
         found.append(slots)
         if depth:
-            buckets = problem.plan.levels[depth].buckets
+            buckets = context.plan.levels[depth].buckets
             means = [
-                problem.pool(bucket, part, problem.shares(bucket, rows.dtype))
+                context.pool(bucket, part, context.shares(bucket, rows.dtype))
                 for bucket, part in zip(buckets, slots, strict=True)
             ]
     return found[::-1]

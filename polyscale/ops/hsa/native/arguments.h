@@ -3,8 +3,8 @@
 #include "hsa/native/plan.h"
 #include "native/common.h"
 
-// One problem. Mirrored by library.py.
-struct Problem {
+// The arguments of one call, forward or backward. Mirrored by library.py.
+struct AttentionArguments {
     int64_t batch, heads, key_heads, rows, width, value_width;
     int64_t position_width, position_heads;  // 0: there are no position scores
     const int32_t* plan;
@@ -21,7 +21,7 @@ struct Problem {
 
 // What one pass of one copy of one unit works on.
 struct Work {
-    const Problem* problem;
+    const AttentionArguments* arguments;
     const Unit* unit;
     int64_t batch, head;
     float* shared;  // of this copy of the unit: what its steps hand on
@@ -55,8 +55,8 @@ struct Closing {
 // One set of instructions. Memory is aligned to 64 bytes.
 struct Variant {
     // Floats that all steps of one copy of the unit share, and that a thread needs for itself.
-    int64_t (*shared_floats)(const Problem*, const Unit*, bool backward);
-    int64_t (*own_floats)(const Problem*, const Plan*, bool backward);
+    int64_t (*shared_floats)(const AttentionArguments*, const Unit*, bool backward);
+    int64_t (*own_floats)(const AttentionArguments*, const TreePlan*, bool backward);
     // Even steps are run for every segment of a unit, odd steps once, in order.
     void (*forward)(const Work*, int step, int64_t segment);
     void (*backward)(const Work*, int step, int64_t segment);
