@@ -44,6 +44,7 @@ class OpenedLayer:
     settings: OpenedSettings
     number: int
     config: PreTrainedConfig  # the module's own, as it was
+    causal: bool = True  # False in encoders
     handles: list[Any] = field(default_factory=list)
     warned: bool = False  # that a loss in the serving mode flatters
 
@@ -74,10 +75,12 @@ def opened_attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     decoding = past > 0 and queries <= settings.at_once
     dense = past + queries <= settings.dense
-    real = None
+    real, causal = None, layer.causal
     if level_layer is not None or not (decoding or dense):
-        mask = read_mask(attention_mask, len(query), queries, past + queries, True)
-        if not mask.causal and queries > 1:
+        sees_back = layer.causal if is_causal is None else is_causal
+        mask = read_mask(attention_mask, len(query), queries, past + queries, sees_back)
+        causal = mask.causal if queries > 1 else layer.causal
+        if layer.causal and not causal:
             raise ValueError(
                 f"attention_mask must be causal in layer {layer.number} of a decoder, got one by "
                 "which earlier tokens see later ones"
@@ -99,15 +102,19 @@ def opened_attention_forward(
         query, key, value = query.to(wide), key.to(wide), value.to(wide)
     # Products are taken in the dtype of the tensors, not in the sixteen bits of autocast.
     with torch.autocast(query.device.type, enabled=False):
+        if real is None:
+            lengths = torch.full((len(query),), past + queries, device=query.device)
+        else:
+            lengths = real.sum(1)
         output = opened_attention(
             query,
             key,
             value,
-            causal=True,
+            causal=causal,
             strict=settings.strict,
             key_padding_mask=None if real is None else ~real,
             scale=scale,
-            **settings.prompt,
+            **settings.reading(lengths),
         )
         if settings.ending and not settings.strict:
             output = read_ending(output, query, key, value, real, scale, settings.ending)
@@ -177,7 +184,7 @@ def _refuse(
             f"{where}: it attends within a sliding window of {window} tokens, got {keys}; leave "
             "it out of layers"
         )
-    if is_causal is False:
+    if layer.causal and is_causal is False:
         raise ValueError(f"{where}: is_causal must be True, got False")
     if dropout > 0:
         raise ValueError(
