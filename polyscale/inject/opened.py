@@ -21,6 +21,7 @@ from polyscale.inject.opened_settings import OpenedSettings
 from polyscale.inject.records import write_note
 
 HOOKS = "_polyscale_opened_hooks"  # attribute of an injected model
+LISTENER = "_polyscale_opened_audit"  # likewise, while it is audited: hears of its caches
 PREPARE = "_prepare_cache_for_generation"  # method of a model that makes the cache of `generate`
 SERVED = ("sdpa", "eager")
 
@@ -233,13 +234,16 @@ def _prepare_call(
     if isinstance(cache, LevelCache):
         if not cache.get_seq_length():
             cache.serve(_served(model))
+        _announce_cache(model, cache)
         return None
     use_cache = bound.arguments.get("use_cache")
     if use_cache is None:
         use_cache = getattr(base.config, "use_cache", False)
     if cache is not None or not use_cache or base.training:
         return None
-    return args, {**kwargs, "past_key_values": _new_cache(model)}
+    new = _new_cache(model)
+    _announce_cache(model, new)
+    return args, {**kwargs, "past_key_values": new}
 
 
 def _prepare_generation(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -269,9 +273,19 @@ def _served(model: PreTrainedModel) -> dict[int, OpenedSettings]:
 
 def _new_cache(model: PreTrainedModel) -> LevelCache:
     served = _served(model)
-    cache = LevelCache(model.config, **next(iter(served.values())).cache)
+    options = dict(next(iter(served.values())).cache)
+    listener = getattr(model, LISTENER, None)
+    if listener is not None:
+        options.setdefault("audit_every", listener.every)
+    cache = LevelCache(model.config, **options)
     cache.serve(served)
     return cache
+
+
+def _announce_cache(model: PreTrainedModel, cache: LevelCache) -> None:
+    listener = getattr(model, LISTENER, None)
+    if listener is not None:
+        listener.cache_used(cache)
 
 
 def _warn_of_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers.utils import output_capturing
 from polyscale.inject.level_layer import LevelLayer
 from polyscale.inject.masks import read_mask
 from polyscale.inject.opened_settings import OpenedSettings
-from polyscale.ops.opened import opened_attention
+from polyscale.ops.opened import Audit, opened_attention
 
 NAME = "polyscale_opened"
 RECORD = "_polyscale_opened"  # attribute of an injected attention module
@@ -37,6 +38,18 @@ REFUSED = {
 }
 
 
+@dataclass(frozen=True)
+class TextRead:
+    """One call in which a layer read a text, or the next part of a prompt."""
+
+    layer: int
+    queries: int  # of a row, padding included
+    keys: int
+    rows: int
+    causal: bool
+    audit: Audit | None  # None if it was read densely
+
+
 @dataclass
 class OpenedLayer:
     """What an injected attention module carries."""
@@ -47,6 +60,7 @@ class OpenedLayer:
     causal: bool = True  # False in encoders
     handles: list[Any] = field(default_factory=list)
     warned: bool = False  # that a loss in the serving mode flatters
+    listener: Callable[[TextRead], None] | None = None  # hears of every text that is read
 
 
 def opened_attention_forward(
@@ -93,6 +107,8 @@ def opened_attention_forward(
         if past:
             key, value = level_layer.exact(query.dtype)
     if decoding or dense:
+        if layer.listener is not None and not decoding:
+            _tell(layer, query, past + queries, causal, None)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal
         )
@@ -106,7 +122,7 @@ def opened_attention_forward(
             lengths = torch.full((len(query),), past + queries, device=query.device)
         else:
             lengths = real.sum(1)
-        output = opened_attention(
+        output, audit = opened_attention(
             query,
             key,
             value,
@@ -114,11 +130,20 @@ def opened_attention_forward(
             strict=settings.strict,
             key_padding_mask=None if real is None else ~real,
             scale=scale,
+            return_audit=True,
             **settings.reading(lengths),
         )
+        if layer.listener is not None:
+            _tell(layer, query, past + queries, causal, audit)
         if settings.ending and not settings.strict:
             output = read_ending(output, query, key, value, real, scale, settings.ending)
     return output.to(dtype).transpose(1, 2), None
+
+
+def _tell(layer: OpenedLayer, query: Tensor, keys: int, causal: bool, audit: Audit | None) -> None:
+    assert layer.listener is not None
+    rows, _, queries, _ = query.shape
+    layer.listener(TextRead(layer.number, queries, keys, rows, causal, audit))
 
 
 def read_ending(

@@ -9,16 +9,17 @@ from torch import Tensor
 from transformers import BertModel, PreTrainedModel
 
 from polyscale.inject import (
-    Plan,
     attention_flops,
     inject_hsa,
     injected_layers,
     injected_settings,
-    plan_injection,
     restore,
 )
-from polyscale.inject.measure import SinkFinder, change, run, watch
+from polyscale.inject.measure import change, run, watch
 from polyscale.trees import SignalTree
+from reproduction.zero_shot.flops_plan import FlopsPlan
+from reproduction.zero_shot.flops_search import plan_by_flops
+from reproduction.zero_shot.sinks import SinkFinder
 from tests.inject.models import bert, llama, logits, text, vit
 
 
@@ -54,11 +55,11 @@ def model() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def plan(model: PreTrainedModel) -> Plan:
-    return plan_injection(model, batches(), budget=0.6, hierarchies=[(2, 4), (8,)])
+def plan(model: PreTrainedModel) -> FlopsPlan:
+    return plan_by_flops(model, batches(), budget=0.6, hierarchies=[(2, 4), (8,)])
 
 
-def test_a_plan_keeps_its_budget_and_says_what_it_measured(model: Any, plan: Plan) -> None:
+def test_a_plan_keeps_its_budget_and_says_what_it_measured(model: Any, plan: FlopsPlan) -> None:
     assert plan.flops <= 0.6
     assert 0 < len(plan.layers) <= 3
     assert plan.flops_after == pytest.approx(plan.flops * plan.flops_before, abs=1)
@@ -75,7 +76,9 @@ def test_a_plan_keeps_its_budget_and_says_what_it_measured(model: Any, plan: Pla
     restore(model)
 
 
-def test_the_greedy_search_is_no_worse_than_any_other_layers_of_its_first_step(plan: Plan) -> None:
+def test_the_greedy_search_is_no_worse_than_any_other_layer_of_its_first_step(
+    plan: FlopsPlan,
+) -> None:
     first = plan.steps[0]
     alone = [
         one for one in plan.sensitivities if one.hierarchy == plan.hierarchy and one.tie == plan.tie
@@ -84,14 +87,14 @@ def test_the_greedy_search_is_no_worse_than_any_other_layers_of_its_first_step(p
     assert all(one.change > 0 and one.kl > 0 and 0 < one.flops < 1 for one in alone)
 
 
-def test_columns_are_certified_closer_to_softmax_than_blocks(plan: Plan) -> None:
+def test_columns_are_certified_closer_to_softmax_than_blocks(plan: FlopsPlan) -> None:
     table = {(one.layer, one.hierarchy, one.tie): one for one in plan.sensitivities}
     for (layer, hierarchy, tie), one in table.items():
         if tie == "columns":
             assert one.kl < table[layer, hierarchy, "blocks"].kl
 
 
-def test_flops_of_a_plan_are_those_of_its_texts(plan: Plan) -> None:
+def test_flops_of_a_plan_are_those_of_its_texts(plan: FlopsPlan) -> None:
     softmax = (4 * attention_flops(40, 4, 8).total + 2 * attention_flops(31, 4, 8).total) * 3 / 6
     assert plan.flops_before == pytest.approx(softmax, abs=1)
     sinks = len(plan.sinks)
@@ -102,8 +105,8 @@ def test_flops_of_a_plan_are_those_of_its_texts(plan: Plan) -> None:
     assert one.flops == pytest.approx((2 * found[0] + found[1]) / (2 * flat[0] + flat[1]))
 
 
-def test_a_plan_is_json_and_reads_as_text(plan: Plan) -> None:
-    again = Plan.from_json(plan.to_json())
+def test_a_plan_is_json_and_reads_as_text(plan: FlopsPlan) -> None:
+    again = FlopsPlan.from_json(plan.to_json())
     assert again == plan
     assert json.loads(plan.to_json())["layers"] == list(plan.layers)
     shown = str(plan)
@@ -112,31 +115,31 @@ def test_a_plan_is_json_and_reads_as_text(plan: Plan) -> None:
     assert all(f"  {layer:>4} " in shown for layer in range(3))
     for damaged in ("{", "{}", '{"format": "polyscale.plan", "version": 1}'):
         with pytest.raises(ValueError, match="text: "):
-            Plan.from_json(damaged)
+            FlopsPlan.from_json(damaged)
 
 
-def test_a_tolerance_is_never_exceeded(model: PreTrainedModel, plan: Plan) -> None:
+def test_a_tolerance_is_never_exceeded(model: PreTrainedModel, plan: FlopsPlan) -> None:
     least = min(one.change for one in plan.sensitivities)
     options: dict[str, Any] = {"hierarchies": [(2, 4), (8,)]}
-    tolerant = plan_injection(model, batches(), tolerance=3 * least, **options)
+    tolerant = plan_by_flops(model, batches(), tolerance=3 * least, **options)
     assert tolerant.change <= 3 * least
     options = {"hierarchies": [(8,)], "ties": ["columns"]}
     with pytest.raises(ValueError, match="the least change by any layer, got"):
-        plan_injection(model, batches(), tolerance=least / 2, **options)
+        plan_by_flops(model, batches(), tolerance=least / 2, **options)
     # With both, the search stops at whichever comes first.
-    both = plan_injection(model, batches(), budget=0.9, tolerance=1e9, **options)
+    both = plan_by_flops(model, batches(), budget=0.9, tolerance=1e9, **options)
     assert len(both.layers) == 1
 
 
 def test_a_budget_out_of_reach_is_refused_with_what_can_be_reached(model: Any) -> None:
     with pytest.raises(ValueError, match=r"budget must .* with all layers injected, got 0\.01"):
-        plan_injection(model, batches(), budget=0.01, hierarchies=[(8,)], ties=["columns"])
+        plan_by_flops(model, batches(), budget=0.01, hierarchies=[(8,)], ties=["columns"])
     assert injected_layers(model) == []
 
 
 def test_decoders_are_planned_with_columns_and_their_first_tokens() -> None:
     model = llama()
-    plan = plan_injection(model, batches(), budget=0.7, hierarchies=[(4, 4), (8,)])
+    plan = plan_by_flops(model, batches(), budget=0.7, hierarchies=[(4, 4), (8,)])
     assert plan.tie == "columns"
     assert plan.sinks == tuple(range(len(plan.sinks)))
     assert plan.measure.startswith("mean KL")
@@ -145,24 +148,24 @@ def test_decoders_are_planned_with_columns_and_their_first_tokens() -> None:
 
 def test_images_and_embeddings_are_planned_too() -> None:
     pixels = [{"pixel_values": torch.randn(2, 3, 24, 24).double()}]
-    plan = plan_injection(vit(), pixels, budget=0.8, hierarchies=[(3, 3)])
+    plan = plan_by_flops(vit(), pixels, budget=0.8, hierarchies=[(3, 3)])
     assert plan.flops <= 0.8
     model = BertModel(bert().config).eval()
-    plan = plan_injection(model, batches(1), budget=0.8, hierarchies=[(3, 3)], ties=["blocks"])
+    plan = plan_by_flops(model, batches(1), budget=0.8, hierarchies=[(3, 3)], ties=["blocks"])
     assert plan.measure.startswith("1 - cosine")
 
 
 def test_texts_with_a_tokenizer_can_have_sentences() -> None:
     model = bert()
     texts = ["one two three . four five . " * 6, "a bc def ghij . " * 7]
-    plan = plan_injection(
+    plan = plan_by_flops(
         model, texts, Tokenizer(), budget=0.9, hierarchies=["sentences"], max_length=40
     )
     assert plan.hierarchy == "sentences"
     assert plan.sentence_ends == (7,)
     assert injected_settings(plan.apply(model))[plan.layers[0]].sentence_ends == (7,)
     decoder = llama()
-    plan = plan_injection(decoder, texts, Tokenizer(), budget=0.9, hierarchies=["sentences"])
+    plan = plan_by_flops(decoder, texts, Tokenizer(), budget=0.9, hierarchies=["sentences"])
     assert plan.hierarchy == "sentences"
 
 
@@ -216,7 +219,7 @@ def test_watching_changes_nothing() -> None:
             ValueError,
             "got a SignalTr",
         ),
-        ({"budget": 0.5, "texts": ["a b"]}, ValueError, "tokenizer: texts need one"),
+        ({"budget": 0.5, "texts": ["a b"]}, ValueError, "tokenizer must be given for texts"),
         ({"budget": 0.5, "texts": "a b"}, TypeError, "texts must .*got str"),
         ({"budget": 0.5, "texts": []}, TypeError, "texts must .*got list"),
         ({"budget": 0.5, "texts": ["a", {}]}, TypeError, "all of one kind"),
@@ -227,11 +230,11 @@ def test_wrong_arguments_are_named(
 ) -> None:
     given = {"texts": batches(1), **arguments}
     with pytest.raises(kind, match=message):
-        plan_injection(model, **given)
+        plan_by_flops(model, **given)
 
 
-def test_injected_models_and_models_of_other_sizes_are_refused(plan: Plan) -> None:
+def test_injected_models_and_models_of_other_sizes_are_refused(plan: FlopsPlan) -> None:
     with pytest.raises(ValueError, match="is injected already"):
-        plan_injection(inject_hsa(bert()), batches(), budget=0.5)
+        plan_by_flops(inject_hsa(bert()), batches(), budget=0.5)
     with pytest.raises(ValueError, match=r"must have 3 attention layers .*, got 2"):
         plan.apply(bert(num_hidden_layers=2))
