@@ -33,7 +33,7 @@ from polyscale.inject.workload import Continuations, Outcome, Timed, Workload
 
 TOLERANCE = 0.005  # the greatest change, if neither it nor a speedup is asked for
 NEW_TOKENS = 128  # written after a prompt
-NARROWED = 3  # settings that are tried in fewer layers, at most
+NARROWED = 2  # settings that are tried in fewer layers, at most
 HOPELESS = 4.0  # times the tolerance, from which on a layer alone is not expected to be within it
 SAFETY = 0.9  # of the change that layers may add up to, which is not quite their sum
 WHOLE = 1 << 30  # tokens: a cache that stays whole, a prompt that is read densely
@@ -41,22 +41,20 @@ Arguments = Mapping[str, Any]
 Families = dict[str, tuple[Arguments, ...]]
 
 # Of a family the strongest settings come first: the fastest, and those that change most.
-PROMPTS: tuple[Arguments, ...] = (
-    {"heavy": 128},
-    {"heavy": 256},
-    {"mass": 0.9},
-    {"mass": 0.95},
-)
 DECODERS: Families = {
     "both": (
-        {"prompt": PROMPTS[0], "cache": {"bits": (4, 2)}},
-        *({"prompt": prompt, "cache": {"bits": (4, 4)}} for prompt in PROMPTS[1:]),
+        {"prompt": {"heavy": 128}, "cache": {"bits": (4, 2)}},
+        {"prompt": {"mass": 0.9}, "cache": {"bits": (4, 4)}},
+        {"prompt": {"mass": 0.95}, "cache": {"bits": (4, 4)}},
     ),
-    "prompts": tuple({"prompt": prompt, "cache": {"dense": WHOLE}} for prompt in PROMPTS),
+    "prompts": ({"prompt": {"mass": 0.95}, "cache": {"dense": WHOLE}},),
     "cache": (
         {"prompt": {"dense": WHOLE}, "cache": {"bits": (4, 2)}},
         {"prompt": {"dense": WHOLE}, "cache": {"bits": (4, 4)}},
     ),
+}
+READERS: Families = {  # decoders that write nothing, such as classifiers
+    "prompts": ({"prompt": {"heavy": 128}}, {"prompt": {"mass": 0.9}}, {"prompt": {"mass": 0.95}}),
 }
 ENCODERS: Families = {
     "opened": (
@@ -158,8 +156,7 @@ def _families(
         return _given(candidates), []
     families, dense = dict(ENCODERS), DENSE_ENCODER
     if any(is_causal(module, model) for module in attention_layers(model)):
-        alone: Families = {"prompts": tuple({"prompt": prompt} for prompt in PROMPTS)}
-        families = dict(DECODERS) if isinstance(workload, Continuations) else alone
+        families = dict(DECODERS if isinstance(workload, Continuations) else READERS)
         dense = DENSE
     longest = max(workload.read)
     if not 0 < longest <= dense:
