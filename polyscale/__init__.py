@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from polyscale.data import load_task
     from polyscale.inject import (
         LevelCache,
+        exact_decoding,
         inject_hsa,
         inject_opened,
         load_injected,
@@ -70,6 +71,7 @@ _LATER = {
     ),
     "polyscale.inject": (
         "LevelCache",
+        "exact_decoding",
         "inject_hsa",
         "inject_opened",
         "load_injected",
@@ -105,6 +107,7 @@ __all__ = [
     "SignalTree",
     "byte_tokenizer",
     "collate_trees",
+    "exact_decoding",
     "hkt_attention",
     "hsa_attention",
     "hsa_energy",

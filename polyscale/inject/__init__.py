@@ -2,6 +2,7 @@
 
 from polyscale.inject.api import inject_hsa, restore
 from polyscale.inject.audit import LayerAudit, OpenedAudit, opened_audit
+from polyscale.inject.exact import exact_decoding
 from polyscale.inject.flops import AttentionFlops, attention_flops
 from polyscale.inject.level_cache import LevelCache
 from polyscale.inject.opened import inject_opened
@@ -22,6 +23,7 @@ __all__ = [
     "OpenedSettings",
     "Trial",
     "attention_flops",
+    "exact_decoding",
     "inject_hsa",
     "inject_opened",
     "injected_layers",

@@ -60,6 +60,7 @@ class OpenedLayer:
     causal: bool = True  # False in encoders
     handles: list[Any] = field(default_factory=list)
     warned: bool = False  # that a loss in the serving mode flatters
+    exact: bool = False  # for now everything is read densely, over the cache's exact level
     listener: Callable[[TextRead], None] | None = None  # hears of every text that is read
 
 
@@ -102,11 +103,11 @@ def opened_attention_forward(
         real = mask.real  # [B, M]
     if level_layer is not None:
         level_layer.append(key, value, real)
-        if decoding and not level_layer.is_whole:
+        if decoding and not level_layer.is_whole and not layer.exact:
             return level_layer.attend(query, scale).transpose(1, 2), None
         if past:
             key, value = level_layer.exact(query.dtype)
-    if decoding or dense:
+    if decoding or dense or layer.exact:
         if layer.listener is not None and not decoding:
             _tell(layer, query, past + queries, causal, None)
         return sdpa_attention_forward(

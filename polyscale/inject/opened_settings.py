@@ -135,12 +135,12 @@ def _check_encoder(prompt: dict[str, Any], cache: dict[str, Any], strict: bool) 
         )
 
 
-def _plain(name: str, options: Any, takes: tuple[str, ...]) -> dict[str, Any]:
+def _plain(name: str, options: Any, names: tuple[str, ...]) -> dict[str, Any]:
     if options is None:
         return {}
     if not isinstance(options, Mapping):
         raise TypeError(f"{name} must be a dict of options, got {type(options).__name__}")
     for key in options:
-        if key not in takes:
-            raise ValueError(f"{name} must be a dict of {', '.join(takes)}, got {key!r}")
+        if key not in names:
+            raise ValueError(f"{name} must be a dict of {', '.join(names)}, got {key!r}")
     return dict(options)
