@@ -61,8 +61,9 @@ def inject_opened(
         prompt: options of `opened_attention` (`block`, `near`, `heavy`, `mass`, ...), with
             `mass=0.95` if neither that nor `heavy` is given; `dense`: up to so many keys are read
             densely; and `ending`: so many last tokens are, in the serving mode. In encoders
-            unseen tokens are pooled (`rest="pool"`) and the first and the last token are `sinks`,
-            if nothing else is asked for; negative positions of sinks count from a text's end.
+            unseen tokens are pooled (`rest="pool"`), `near` is 32 and the first and the last token
+            are `sinks`, if nothing else is asked for; negative positions of sinks count from a
+            text's end.
         cache: options of `LevelCache` (`near`, `heavy`, `bits`, `exact`, ...) for the caches that
             are made automatically, and `at_once`: up to so many new tokens over a filled cache
             are decoded, each choosing for itself; more are the next part of a prompt. None for

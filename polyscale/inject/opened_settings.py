@@ -14,7 +14,8 @@ from polyscale.inject.settings import whole_numbers
 from polyscale.ops.opened import opened_attention
 
 DENSE = 1024  # up to so many keys reading a prompt densely is faster
-DENSE_ENCODER = 256  # likewise in an encoder, which attends to both sides
+DENSE_ENCODER = 384  # likewise in an encoder, which attends to both sides
+NEAR_ENCODER = 32  # before and after a block; 64 on both sides of short texts are most of them
 EDGES = (0, -1)  # the sinks of an encoder, [CLS] and [SEP]
 MASS = 0.95  # the share of attention that a prompt's blocks keep, unless a number is asked for
 ENDING = 0  # so many last tokens of a prompt are read densely
@@ -57,7 +58,7 @@ class OpenedSettings:
             prompt["mass"] = MASS
         if not causal:
             _check_encoder(prompt, cache, strict)
-            prompt = {"rest": "pool", "sinks": EDGES, **prompt}
+            prompt = {"rest": "pool", "near": NEAR_ENCODER, "sinks": EDGES, **prompt}
         usual = DENSE if causal else DENSE_ENCODER
         dense = check_integer("prompt['dense']", prompt.pop("dense", usual), least=0)
         ending = check_integer("prompt['ending']", prompt.pop("ending", ENDING), least=0)

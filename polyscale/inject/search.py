@@ -58,10 +58,10 @@ READERS: Families = {  # decoders that write nothing, such as classifiers
 }
 ENCODERS: Families = {
     "opened": (
-        {"prompt": {"near": 32, "heavy": 64}},
-        {"prompt": {"near": 32, "heavy": 128}},
-        {"prompt": {"near": 32, "mass": 0.9}},
-        {"prompt": {"near": 32, "mass": 0.95}},
+        {"prompt": {"heavy": 64}},
+        {"prompt": {"heavy": 128}},
+        {"prompt": {"mass": 0.9}},
+        {"prompt": {"mass": 0.95}},
     ),
     "trees": (
         {"hierarchy": (16, 16), "tie": "blocks"},

@@ -107,7 +107,7 @@ def test_short_texts_are_read_densely_bit_for_bit() -> None:
     assert torch.equal(logits(model, input_ids=short), expected[0])
     assert not torch.equal(logits(model, input_ids=long), expected[1])
     settings = injected_settings(ps.inject_opened(bert()))[0]
-    assert settings.dense == 256  # type: ignore[union-attr]
+    assert settings.dense == 384  # type: ignore[union-attr]
 
 
 def test_layers_of_an_encoder_with_a_sliding_window_are_left_alone_and_said_so() -> None:

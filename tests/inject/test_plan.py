@@ -295,7 +295,7 @@ def test_texts_too_short_for_opened_attention_are_left_to_trees_and_said_so() ->
     said: list[str] = []
     plan = plan_injection(bert(), batches(), progress=False, announce=said.append)
     assert all("hierarchy" in one.arguments for one in plan.trials)
-    assert "40 tokens at most, and up to 256 it is read densely" in plan.notes[0]
+    assert "40 tokens at most, and up to 384 it is read densely" in plan.notes[0]
     assert re.search(r"6 texts read .* at most \d+ trials, about \d+ s", said[0])
     assert plan.tolerance == 0.005
     nothing = plan_injection(llama(), [{"input_ids": text(1, 60)}], progress=False)
