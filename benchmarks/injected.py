@@ -191,9 +191,15 @@ def main() -> None:
         title, rows = _measured(given)
         part = results.setdefault(title, {"part": given.part, "rows": []})
         part["machine"] = machine()
-        part["rows"] += rows
+        new = {_key(row) for row in rows}
+        part["rows"] = [row for row in part["rows"] if _key(row) not in new] + rows
         write_text(RESULTS, json.dumps(results, indent=1) + "\n")
     write_text(RESULTS.with_suffix(".md"), to_markdown(results))
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    """What tells a row from others of its part; a later one takes its place."""
+    return tuple(str(row.get(name)) for name in ("tokens", "batch", "what", "prompt", "options"))
 
 
 def _measured(given: argparse.Namespace) -> tuple[str, list[Row]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,13 +38,15 @@ def exact_decoding(
     """
     records = _records(model)
     cache = _check(input_ids, generation_config, model_kwargs)
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    last = {"logits_to_keep": 1} if keeps else {}  # those of a whole prompt would cost seconds
 
     def choose(ids: Tensor, logits: Tensor) -> Tensor:
         """The next token `[1, 1]` after `ids`, from its logits `[1, V]`."""
         return logits_processor(ids, logits.float()).argmax(-1, keepdim=True)
 
     with _read_exactly(records):
-        logits = model(input_ids, past_key_values=cache, use_cache=True).logits
+        logits = model(input_ids, past_key_values=cache, use_cache=True, **last).logits
     ids = torch.cat([input_ids, choose(input_ids, logits[:, -1])], 1)
     while not bool(stopping_criteria(ids, None).all()):
         drafted = ids
