@@ -360,10 +360,8 @@ def test_analyze_writes_the_report_of_a_run(tmp_path):
     assert {point["step"] for point in analysis["normality"]["over_training"]} == {0, 4}
 
 
-def test_inject_saves_a_cheaper_model(tmp_path):
+def test_inject_plans_for_time_and_says_where_nothing_pays(tmp_path):
     from transformers import BertConfig, BertModel, BertTokenizer
-
-    from polyscale.inject import injected_layers, load_injected
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -382,11 +380,15 @@ def test_inject_saves_a_cheaper_model(tmp_path):
         str(tmp_path / "model"),
         f"--plan={tmp_path / 'texts.txt'}",
         f"--output={tmp_path / 'cheaper'}",
-        "--budget=0.9",
+        "--tolerance=1e-12",
     )
     assert finished.exit_code == 0, finished.output
-    assert finished.stdout.rstrip().endswith(f"Model: {tmp_path / 'cheaper'}")
-    injected_layers(load_injected(tmp_path / "cheaper"))
+    assert "8 texts read without an injection" in finished.stdout
+    assert "nothing pays; leave it as it is" in finished.stdout
+    assert finished.stdout.endswith("Nothing was written.\n")
+    assert not (tmp_path / "cheaper").exists()
+    refused = invoke("inject", "x", "--plan=x", "--output=x", "--budget=0.5")
+    assert refused.exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -44,20 +45,31 @@ def inject(
     model: str = typer.Argument(help="Folder or Hub name of a Hugging Face model."),
     plan: Path = _TEXTS,
     output: Path = _INJECTED,
-    budget: float | None = typer.Option(None, help="Share of attention FLOPs to keep (0.5)."),
-    tolerance: float | None = typer.Option(None, help="Tolerated change of the output."),
+    tolerance: float | None = typer.Option(
+        None, help="Greatest change of the output (0.005 without a speedup)."
+    ),
+    speedup: float | None = typer.Option(None, help="How many times as fast, such as 1.5."),
+    new_tokens: int = typer.Option(128, min=0, help="Tokens that are written after a prompt."),
+    max_length: int | None = typer.Option(None, min=1, help="Tokens of a text, at most."),
 ) -> None:
-    """Make a pretrained model cheaper with HSA, with no training."""
+    """Make a pretrained model faster on texts like yours, with no training."""
     with one_line_errors():
         from polyscale.inject.command import run_inject
 
-        chosen = run_inject(
+        chosen, before_after = run_inject(
             model,
             plan,
             output,
-            budget=budget,
             tolerance=tolerance,
-            say=lambda text: print(text, flush=True),
+            speedup=speedup,
+            new_tokens=new_tokens,
+            max_length=max_length,
+            progress=sys.stderr.isatty(),
+            announce=lambda text: print(text, flush=True),
         )
-        print(chosen)
+        print(chosen, end="\n\n")
+        if before_after is None:
+            print("Nothing was written.")
+            return
+        print(before_after, end="\n\n")
         print(f"Model: {output}")

@@ -100,12 +100,12 @@ def inject_hsa(
         check_prefix(settings)
     if settings.needs_tokens and not _takes_ids(model.base_model):
         raise ValueError(
-            f"hierarchy: {type(model).__name__} takes no input_ids, which sentences and sink_ids "
-            "are read from"
+            f"hierarchy must be windows for {type(model).__name__}, which has no input_ids that "
+            "sentences and sink_ids could be read from"
         )
     for number in chosen:
         _inject(modules[number], number, settings)
-    _note_alone(modules)
+    _update_coverage(modules)
     write_note(model)
     if settings.needs_tokens and not hasattr(model.base_model, TOKENS_HANDLE):
         handle = model.base_model.register_forward_pre_hook(_pass_tokens, with_kwargs=True)
@@ -135,7 +135,7 @@ def restore(model: PreTrainedModel, layers: Sequence[int] | None = None) -> PreT
             handle.remove()
         delattr(module, RECORD)
     restore_opened(model, [modules[number] for number in choose_layers(layers, len(modules))])
-    _note_alone(modules)
+    _update_coverage(modules)
     write_note(model)
     left = [getattr(module, RECORD) for module in modules if hasattr(module, RECORD)]
     handle = getattr(model.base_model, TOKENS_HANDLE, None)
@@ -156,12 +156,12 @@ def _inject(module: nn.Module, number: int, settings: HSASettings) -> None:
     setattr(module, RECORD, record)
 
 
-def _note_alone(modules: list[nn.Module]) -> None:
-    """Tell injected layers whether any layer is left that is not."""
-    alone = all(hasattr(module, RECORD) for module in modules)
+def _update_coverage(modules: list[nn.Module]) -> None:
+    """Tell injected layers whether all layers of the model are."""
+    everywhere = all(hasattr(module, RECORD) for module in modules)
     for module in modules:
         if hasattr(module, RECORD):
-            getattr(module, RECORD).alone = alone
+            getattr(module, RECORD).everywhere = everywhere
 
 
 def _pass_cache(

@@ -63,7 +63,7 @@ class InjectedLayer:
     settings: HSASettings
     number: int
     config: PreTrainedConfig  # the module's own, as it was
-    alone: bool = False  # every attention layer of the model is injected
+    everywhere: bool = False  # every attention layer of the model is injected
     handles: list[Any] = field(default_factory=list)
     probe: Probe | None = None  # looks at what is attended, for the planner
 
@@ -249,8 +249,9 @@ def _refuse(
         )
     if queries != new_keys:
         raise ValueError(
-            f"{where}: got {queries} queries and {new_keys} keys; cross-attention and caches other "
-            "than DynamicCache are not supported"
+            f"key must have as many tokens as query in layer {layer.number}, {queries}, got "
+            f"{new_keys}; cross-attention and caches other than DynamicCache are not supported by "
+            "HSA"
         )
 
 
@@ -261,7 +262,7 @@ def _wants_weights(layer: InjectedLayer, kwargs: dict[str, Any]) -> bool:
     collected = output_capturing._active_collector.get()
     if not (wanted or (collected is not None and "attentions" in collected)):
         return False
-    if not layer.alone and layer.config._attn_implementation != "eager":
+    if not layer.everywhere and layer.config._attn_implementation != "eager":
         raise ValueError(
             "output_attentions: the layers that are not injected use "
             f'"{layer.config._attn_implementation}", which returns no weights, so the tuple would '

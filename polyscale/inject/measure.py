@@ -1,8 +1,8 @@
-"""Measuring a model on unlabelled inputs: its outputs, its sinks, its distance to a hierarchy."""
+"""Measuring a model on unlabelled inputs: its outputs, and their distance to a hierarchy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +21,6 @@ from polyscale.ops.hsa import hsa_energy
 from polyscale.trees import SignalTree
 
 POSITIONS = 16  # tokens of a text whose logits are compared, where each token has its own
-EDGE = 4  # tokens at each end of a text that may be sinks by their position
-SINK = 5.0  # times the attention that an average token gets
-SINK_IDS = 4  # token ids that may be sinks, at most
 
 Batch = dict[str, Any]
 
@@ -40,18 +37,26 @@ def make_batches(
     if all(isinstance(one, Mapping) for one in inputs):
         return [dict(one) for one in inputs]
     if not all(isinstance(one, str) for one in inputs):
-        raise TypeError("texts: takes texts or batches (dicts of tensors), all of one kind")
+        raise TypeError(
+            "texts must be texts or batches (dicts of tensors), all of one kind, got both or "
+            "something else"
+        )
     if tokenizer is None:
-        raise ValueError("tokenizer: texts need one; pass tokenizer=..., or batches of token ids")
-    if getattr(tokenizer, "pad_token", True) is None:
-        raise ValueError("tokenizer: has no pad_token; set tokenizer.pad_token")
+        raise ValueError(
+            "tokenizer must be given for texts, got None; pass tokenizer=..., or batches of token "
+            "ids"
+        )
+    if batch_size > 1 and getattr(tokenizer, "pad_token", True) is None:
+        raise ValueError(
+            "tokenizer must have a pad_token, got one without; set tokenizer.pad_token"
+        )
     # Texts of like lengths together: less padding.
     ordered = sorted(inputs, key=len)
     return [
         dict(
             tokenizer(
                 ordered[at : at + batch_size],
-                padding=True,
+                padding=batch_size > 1,
                 truncation=True,
                 max_length=max_length,
                 return_tensors="pt",
@@ -61,9 +66,8 @@ def make_batches(
     ]
 
 
-@torch.no_grad()
-def run(model: PreTrainedModel, batch: Batch) -> tuple[str, Tensor]:
-    """Return what is compared of a batch: ("logits", log-probabilities) or ("embedding", ...)."""
+def on_device(batch: Batch, model: PreTrainedModel) -> Batch:
+    """Return a batch as the model takes it, without labels, and without a cache."""
     moved = {
         name: part.to(model.device) if isinstance(part, Tensor) else part
         for name, part in batch.items()
@@ -71,8 +75,19 @@ def run(model: PreTrainedModel, batch: Batch) -> tuple[str, Tensor]:
     }
     if any(is_causal(module, model) for module in attention_layers(model)):
         moved.setdefault("use_cache", False)
-    output = model(**moved)
-    mask = moved.get("attention_mask")
+    return moved
+
+
+@torch.no_grad()
+def run(model: PreTrainedModel, batch: Batch) -> tuple[str, Tensor]:
+    """Return what is compared of a batch: ("logits", log-probabilities) or ("embedding", ...)."""
+    moved = on_device(batch, model)
+    return compared(model(**moved), moved)
+
+
+def compared(output: Any, batch: Batch) -> tuple[str, Tensor]:
+    """Return what is compared of a batch's output."""
+    mask = batch.get("attention_mask")
     logits = getattr(output, "logits", None)
     if logits is not None:
         if logits.dim() == 3 and mask is not None and mask.shape == logits.shape[:2]:
@@ -125,13 +140,20 @@ def injected(
         restore(model)
 
 
-def watch(model: PreTrainedModel, batches: Sequence[Batch], probe: Probe, tokens: bool) -> None:
-    """Run the model as it is, and show the probe what each layer attends to."""
+@contextmanager
+def watching(model: PreTrainedModel, probe: Probe, tokens: bool) -> Iterator[None]:
+    """Show the probe what each layer attends to; the model does what it does without."""
     # One family is the original attention, and so is one sentence, which lets token ids through.
     settings = HSASettings("sentences", sentence_ends=(2**62,)) if tokens else HSASettings(())
     with injected(model, None, settings):
         for module in attention_layers(model):
             getattr(module, RECORD).probe = probe
+        yield
+
+
+def watch(model: PreTrainedModel, batches: Sequence[Batch], probe: Probe, tokens: bool) -> None:
+    """Run the model as it is, and show the probe what each layer attends to."""
+    with watching(model, probe, tokens):
         for batch in batches:
             run(model, batch)
 
@@ -203,78 +225,3 @@ def _total_kl(
     energy = hsa_energy(query, key, tree, tie=settings.tie, **options)
     assert energy.kl is not None
     return float(energy.kl.sum())
-
-
-class SinkFinder:
-    """Collects how much attention tokens get, by their position and by their id."""
-
-    def __init__(self) -> None:
-        # (layer, position or id) -> [attention received in units of the average, times seen]
-        self.places: dict[tuple[int, int], list[float]] = {}
-        self.ids: dict[tuple[int, int], list[float]] = {}
-        self.causal = False
-        self.tokens = 0
-
-    @torch.no_grad()
-    def __call__(self, seen: Attended) -> None:
-        """Add one batch of one layer."""
-        self.causal = self.causal or seen.causal
-        for at in range(len(seen.query)):
-            real = slice(None) if seen.real is None else seen.real[at]
-            query, key = seen.query[at][:, real].float(), seen.key[at][:, real].float()
-            scores = seen.scale * query @ key.mT  # [H, n, n]
-            length = scores.shape[-1]
-            if length < 4 * EDGE:
-                continue
-            average = torch.full((length, 1), 1 / length, device=scores.device)
-            if seen.causal:
-                later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-                scores = scores.masked_fill(later, -torch.inf)
-                average = 1 / torch.arange(1, length + 1, device=scores.device)[:, None]
-            share = (scores.softmax(-1) / average).mean(0)  # [n, n]
-            asked = torch.full((length,), length, device=scores.device)
-            if seen.causal:
-                asked = torch.arange(length, 0, -1, device=scores.device)
-            received = (share.sum(0) / asked).tolist()
-            for place in (*range(EDGE), *range(-EDGE, 0)):
-                _note(self.places, (seen.layer, place), received[place])
-            if seen.tokens is not None:
-                ids = seen.tokens.ids[at][real].tolist()
-                self.tokens += length
-                for number, amount in zip(ids[EDGE:-EDGE], received[EDGE:-EDGE], strict=True):
-                    _note(self.ids, (seen.layer, number), amount)
-
-    def found(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the positions and the token ids that some layer attends to far above average."""
-        best = _best(self.places)
-        places = [place for place, (amount, _) in best.items() if amount > SINK]
-        if self.causal:
-            prefix = 0
-            while prefix < EDGE and prefix in places:
-                prefix += 1
-            return tuple(range(max(1, prefix))), ()
-        ids = {
-            number: amount
-            for number, (amount, times) in _best(self.ids).items()
-            # Rare ones are chance, and many of them would cost more than they help.
-            if amount > SINK and times >= 8 and times <= 0.05 * self.tokens
-        }
-        chosen = sorted(ids, key=ids.__getitem__, reverse=True)[:SINK_IDS]
-        return tuple(sorted(places, key=lambda place: (place < 0, place))), tuple(sorted(chosen))
-
-
-def _note(table: dict[tuple[int, int], list[float]], key: tuple[int, int], amount: float) -> None:
-    entry = table.setdefault(key, [0.0, 0])
-    entry[0] += amount
-    entry[1] += 1
-
-
-def _best(table: dict[tuple[int, int], list[float]]) -> dict[int, tuple[float, float]]:
-    """Return, over all layers, the largest mean and how often the token was seen."""
-    best: dict[int, tuple[float, float]] = {}
-    for (_, name), (total, times) in table.items():
-        best[name] = max(best.get(name, (0.0, 0)), (total / times, times))
-    return best
-
-
-Say = Callable[[str], None]

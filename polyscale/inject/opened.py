@@ -1,4 +1,4 @@
-"""`inject_opened`: prompts by opened attention, decoding by a cache with levels of precision."""
+"""`inject_opened`: texts by opened attention, decoding by a cache with levels of precision."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from polyscale.inject.opened_settings import OpenedSettings
 from polyscale.inject.records import write_note
 
 HOOKS = "_polyscale_opened_hooks"  # attribute of an injected model
+LISTENER = "_polyscale_opened_audit"  # likewise, while it is audited: hears of its caches
 PREPARE = "_prepare_cache_for_generation"  # method of a model that makes the cache of `generate`
 SERVED = ("sdpa", "eager")
 
@@ -41,28 +42,34 @@ def inject_opened(
     cache: Mapping[str, Any] | None = None,
     strict: bool = False,
 ) -> PreTrainedModel:
-    """Let a decoder read long prompts by opened attention and decode from coarse levels.
+    """Let a model read long texts by opened attention, and a decoder decode from coarse levels.
 
-    No weight changes; `restore` takes it out again. Prompts are read by `opened_attention`, short
-    ones densely. Tokens are decoded from a `LevelCache`, which `generate` and, in eval mode, a call
-    without a cache make themselves; with an ordinary `DynamicCache` of the user's they are decoded
-    densely.
+    No weight changes; `restore` takes it out again. Prompts of decoders and the texts of encoders
+    are read by `opened_attention`, short ones densely. Tokens are decoded from a `LevelCache`,
+    which `generate` and, in eval mode, a call without a cache make themselves; with an ordinary
+    `DynamicCache` of the user's they are decoded densely.
 
-    The mode is *serving*: later tokens of a prompt help to choose what earlier ones see. That is
-    right for what follows a prompt, and would flatter the loss of the prompt's own tokens: for
-    training and for scoring a given text pass `strict=True`.
+    The mode of decoders is *serving*: later tokens of a prompt help to choose what earlier ones
+    see. That is right for what follows a prompt, and would flatter the loss of the prompt's own
+    tokens: for training and for scoring a given text pass `strict=True`.
 
     Args:
-        model: a decoder on the attention interface of transformers; it is changed and returned.
+        model: a decoder or an encoder on the attention interface of transformers; it is changed
+            and returned.
         layers: numbers of attention layers from 0, negative ones from the end; None is all but
             those with a sliding window.
         prompt: options of `opened_attention` (`block`, `near`, `heavy`, `mass`, ...), with
             `mass=0.95` if neither that nor `heavy` is given; `dense`: up to so many keys are read
-            densely; and `ending`: so many last tokens are, in the serving mode.
+            densely; and `ending`: so many last tokens are, in the serving mode. In encoders
+            unseen tokens are pooled (`rest="pool"`), `near` is 32 and the first and the last token
+            are `sinks`, if nothing else is asked for; negative positions of sinks count from a
+            text's end.
         cache: options of `LevelCache` (`near`, `heavy`, `bits`, `exact`, ...) for the caches that
             are made automatically, and `at_once`: up to so many new tokens over a filled cache
-            are decoded, each choosing for itself; more are the next part of a prompt.
-        strict: whether only a query's own and earlier queries choose for it, for training.
+            are decoded, each choosing for itself; more are the next part of a prompt. None for
+            encoders.
+        strict: whether only a query's own and earlier queries choose for it, for training a
+            decoder.
 
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -75,9 +82,8 @@ def inject_opened(
     'LevelCache'
     """
     modules = attention_layers(model)
-    settings = OpenedSettings.of(prompt, cache, strict)
-    kinds = _cache_layers(model)
-    LevelCache(model.config, **settings.cache)  # refuses options it does not take
+    causal = [is_causal(module, model) for module in modules]
+    kinds = _cache_layers(model) if any(causal) else []
     sliding = [at for at, one in enumerate(modules) if _slides(one, kinds)]
     if layers is None and sliding:
         shown = ", ".join(str(number) for number in sliding)
@@ -86,11 +92,22 @@ def inject_opened(
             stacklevel=2,
         )
         layers = [at for at in range(len(modules)) if at not in sliding]
+        if not layers:
+            raise ValueError(
+                "model must have a layer that attends to all tokens, got one whose layers all "
+                "attend within a sliding window"
+            )
     chosen = choose_layers(layers, len(modules))
+    settings = {
+        kind: OpenedSettings.of(prompt, cache, strict, kind)
+        for kind in sorted({causal[number] for number in chosen})
+    }
+    if True in settings:
+        LevelCache(model.config, **settings[True].cache)  # refuses options it does not take
     for number in chosen:
-        _check_module(modules[number], model, number, number in sliding)
+        _check_module(modules[number], causal[number], number, number in sliding)
     for number in chosen:
-        _inject(modules[number], number, settings)
+        _inject(modules[number], number, settings[causal[number]], causal[number])
     _serve(model)
     write_note(model)
     return model
@@ -105,8 +122,7 @@ def restore_opened(model: PreTrainedModel, modules: list[nn.Module]) -> None:
             for handle in record.handles:
                 handle.remove()
             delattr(module, RECORD)
-    left = [module for module in attention_layers(model) if hasattr(module, RECORD)]
-    if hasattr(model, HOOKS) and not left:
+    if hasattr(model, HOOKS) and not _served(model):
         for handle in getattr(model, HOOKS):
             handle.remove()
         delattr(model, HOOKS)
@@ -134,22 +150,20 @@ def _number(module: nn.Module) -> int:
 
 
 def _slides(module: nn.Module, kinds: list[Any]) -> bool:
+    """Whether a layer attends within a sliding window; `kinds` are the layers of a cache."""
     number: Any = getattr(module, "layer_idx", None)
-    known = number is not None and number < len(kinds)
-    return known and isinstance(kinds[number], DynamicSlidingWindowLayer)
+    if number is not None and number < len(kinds):
+        return isinstance(kinds[number], DynamicSlidingWindowLayer)
+    return not kinds and getattr(module, "sliding_window", None) is not None
 
 
-def _check_module(module: nn.Module, model: PreTrainedModel, number: int, slides: bool) -> None:
+def _check_module(module: nn.Module, causal: bool, number: int, slides: bool) -> None:
     """Refuse a layer whose attention would change without being asked to."""
     where = f"layers must be layers that opened attention can serve, got {number}"
-    if not is_causal(module, model):
-        raise ValueError(
-            f"{where}, which is not causal: prompts are read and tokens decoded in decoders; "
-            "use inject_hsa for encoders"
-        )
     if slides:
         raise ValueError(f"{where}, which attends within a sliding window; leave it out")
-    _number(module)
+    if causal:
+        _number(module)
     for name, reason in REFUSED_ATTRIBUTES.items():
         value = getattr(module, name, None)
         if value is not None and value is not False:
@@ -164,20 +178,21 @@ def _check_module(module: nn.Module, model: PreTrainedModel, number: int, slides
         )
 
 
-def _inject(module: nn.Module, number: int, settings: OpenedSettings) -> None:
+def _inject(module: nn.Module, number: int, settings: OpenedSettings, causal: bool) -> None:
     config: Any = module.config
     own = copy.deepcopy(config)
     # Not through the property, which would also set it in configs nested in this one.
     own._attn_implementation_internal = NAME
-    record = OpenedLayer(settings, number, config)
-    record.handles.append(module.register_forward_pre_hook(_pass_level, with_kwargs=True))
+    record = OpenedLayer(settings, number, config, causal)
+    if causal:
+        record.handles.append(module.register_forward_pre_hook(_pass_level, with_kwargs=True))
     module.config = own
     setattr(module, RECORD, record)
 
 
 def _serve(model: PreTrainedModel) -> None:
     """Let calls of the model itself make, check and warn what concerns all layers."""
-    if hasattr(model, HOOKS):
+    if hasattr(model, HOOKS) or not _served(model):
         return
     base = model.base_model
     handles = [base.register_forward_pre_hook(partial(_prepare_call, model), with_kwargs=True)]
@@ -220,13 +235,16 @@ def _prepare_call(
     if isinstance(cache, LevelCache):
         if not cache.get_seq_length():
             cache.serve(_served(model))
+        _announce_cache(model, cache)
         return None
     use_cache = bound.arguments.get("use_cache")
     if use_cache is None:
         use_cache = getattr(base.config, "use_cache", False)
     if cache is not None or not use_cache or base.training:
         return None
-    return args, {**kwargs, "past_key_values": _new_cache(model)}
+    new = _new_cache(model)
+    _announce_cache(model, new)
+    return args, {**kwargs, "past_key_values": new}
 
 
 def _prepare_generation(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -246,19 +264,29 @@ def _prepare_generation(model: PreTrainedModel, *args: Any, **kwargs: Any) -> An
 
 
 def _served(model: PreTrainedModel) -> dict[int, OpenedSettings]:
-    """Return the settings of the injected layers, by their number in a cache."""
+    """Return the settings of the injected layers of a decoder, by their number in a cache."""
     return {
         _number(module): getattr(module, RECORD).settings
         for module in attention_layers(model)
-        if hasattr(module, RECORD)
+        if hasattr(module, RECORD) and getattr(module, RECORD).causal
     }
 
 
 def _new_cache(model: PreTrainedModel) -> LevelCache:
     served = _served(model)
-    cache = LevelCache(model.config, **next(iter(served.values())).cache)
+    options = dict(next(iter(served.values())).cache)
+    listener = getattr(model, LISTENER, None)
+    if listener is not None:
+        options.setdefault("audit_every", listener.every)
+    cache = LevelCache(model.config, **options)
     cache.serve(served)
     return cache
+
+
+def _announce_cache(model: PreTrainedModel, cache: LevelCache) -> None:
+    listener = getattr(model, LISTENER, None)
+    if listener is not None:
+        listener.cache_used(cache)
 
 
 def _warn_of_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -266,7 +294,7 @@ def _warn_of_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     if kwargs.get("labels") is None:
         return
     records = [getattr(module, RECORD, None) for module in model.modules()]
-    serving = [one for one in records if one is not None and not one.settings.strict]
+    serving = [one for one in records if one is not None and one.causal and not one.settings.strict]
     if not serving or any(one.warned for one in serving):
         return
     for one in serving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers.utils import output_capturing
 from polyscale.inject.level_layer import LevelLayer
 from polyscale.inject.masks import read_mask
 from polyscale.inject.opened_settings import OpenedSettings
-from polyscale.ops.opened import opened_attention
+from polyscale.ops.opened import Audit, opened_attention
 
 NAME = "polyscale_opened"
 RECORD = "_polyscale_opened"  # attribute of an injected attention module
@@ -37,6 +38,18 @@ REFUSED = {
 }
 
 
+@dataclass(frozen=True)
+class TextRead:
+    """One call in which a layer read a text, or the next part of a prompt."""
+
+    layer: int
+    queries: int  # of a row, padding included
+    keys: int
+    rows: int
+    causal: bool
+    audit: Audit | None  # None if it was read densely
+
+
 @dataclass
 class OpenedLayer:
     """What an injected attention module carries."""
@@ -44,8 +57,11 @@ class OpenedLayer:
     settings: OpenedSettings
     number: int
     config: PreTrainedConfig  # the module's own, as it was
+    causal: bool = True  # False in encoders
     handles: list[Any] = field(default_factory=list)
     warned: bool = False  # that a loss in the serving mode flatters
+    exact: bool = False  # for now everything is read densely, over the cache's exact level
+    listener: Callable[[TextRead], None] | None = None  # hears of every text that is read
 
 
 def opened_attention_forward(
@@ -74,10 +90,12 @@ def opened_attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     decoding = past > 0 and queries <= settings.at_once
     dense = past + queries <= settings.dense
-    real = None
+    real, causal = None, layer.causal
     if level_layer is not None or not (decoding or dense):
-        mask = read_mask(attention_mask, len(query), queries, past + queries, True)
-        if not mask.causal and queries > 1:
+        sees_back = layer.causal if is_causal is None else is_causal
+        mask = read_mask(attention_mask, len(query), queries, past + queries, sees_back)
+        causal = mask.causal if queries > 1 else layer.causal
+        if layer.causal and not causal:
             raise ValueError(
                 f"attention_mask must be causal in layer {layer.number} of a decoder, got one by "
                 "which earlier tokens see later ones"
@@ -85,11 +103,13 @@ def opened_attention_forward(
         real = mask.real  # [B, M]
     if level_layer is not None:
         level_layer.append(key, value, real)
-        if decoding and not level_layer.is_whole:
+        if decoding and not level_layer.is_whole and not layer.exact:
             return level_layer.attend(query, scale).transpose(1, 2), None
         if past:
             key, value = level_layer.exact(query.dtype)
-    if decoding or dense:
+    if decoding or dense or layer.exact:
+        if layer.listener is not None and not decoding:
+            _tell(layer, query, past + queries, causal, None)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal
         )
@@ -99,19 +119,32 @@ def opened_attention_forward(
         query, key, value = query.to(wide), key.to(wide), value.to(wide)
     # Products are taken in the dtype of the tensors, not in the sixteen bits of autocast.
     with torch.autocast(query.device.type, enabled=False):
-        output = opened_attention(
+        if real is None:
+            lengths = torch.full((len(query),), past + queries, device=query.device)
+        else:
+            lengths = real.sum(1)
+        output, audit = opened_attention(
             query,
             key,
             value,
-            causal=True,
+            causal=causal,
             strict=settings.strict,
             key_padding_mask=None if real is None else ~real,
             scale=scale,
-            **settings.prompt,
+            return_audit=True,
+            **settings.reading(lengths),
         )
+        if layer.listener is not None:
+            _tell(layer, query, past + queries, causal, audit)
         if settings.ending and not settings.strict:
             output = read_ending(output, query, key, value, real, scale, settings.ending)
     return output.to(dtype).transpose(1, 2), None
+
+
+def _tell(layer: OpenedLayer, query: Tensor, keys: int, causal: bool, audit: Audit | None) -> None:
+    assert layer.listener is not None
+    rows, _, queries, _ = query.shape
+    layer.listener(TextRead(layer.number, queries, keys, rows, causal, audit))
 
 
 def read_ending(
@@ -177,7 +210,7 @@ def _refuse(
             f"{where}: it attends within a sliding window of {window} tokens, got {keys}; leave "
             "it out of layers"
         )
-    if is_causal is False:
+    if layer.causal and is_causal is False:
         raise ValueError(f"{where}: is_causal must be True, got False")
     if dropout > 0:
         raise ValueError(

@@ -1,31 +1,73 @@
-"""`plan_injection`: the search for layers and a hierarchy, by measuring."""
+"""`plan_injection`: the search for an injection that makes a model faster, by measuring."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
-from polyscale.inject.api import sentence_end_ids
-from polyscale.inject.measure import (
-    Batch,
-    Certificate,
-    Say,
-    SinkFinder,
-    change,
-    injected,
-    make_batches,
-    run,
-    watch,
-)
+from polyscale.checks import check_flag, check_integer, check_number
+from polyscale.inject.api import restore
+from polyscale.inject.audit import opened_audit
+from polyscale.inject.measure import Certificate, watching
 from polyscale.inject.modules import attention_layers, is_causal
-from polyscale.inject.plan import Plan, Sensitivity, Step, show, show_step
-from polyscale.inject.records import injected_layers
-from polyscale.inject.settings import SENTENCES, SINK_QUERIES, TIES, HSASettings, whole_numbers
-from polyscale.trees import SignalTree
+from polyscale.inject.opened_settings import DENSE, DENSE_ENCODER
+from polyscale.inject.plan import (
+    PAYS,
+    InjectionPlan,
+    Trial,
+    inject_arguments,
+    show_arguments,
+    show_layers,
+)
+from polyscale.inject.records import injected_layers, injected_settings
+from polyscale.inject.settings import HSASettings
+from polyscale.inject.texts import workload_of
+from polyscale.inject.workload import Continuations, Outcome, Timed, Workload
 
-HIERARCHIES: tuple[Any, ...] = ((2, 4, 8, 16), (8, 8), (16, 16), (32,))
+TOLERANCE = 0.005  # the greatest change, if neither it nor a speedup is asked for
+NEW_TOKENS = 128  # written after a prompt
+NARROWED = 2  # settings that are tried in fewer layers, at most
+HOPELESS = 4.0  # times the tolerance, from which on a layer alone is not expected to be within it
+SAFETY = 0.9  # of the change that layers may add up to, which is not quite their sum
+WHOLE = 1 << 30  # tokens: a cache that stays whole, a prompt that is read densely
+Arguments = Mapping[str, Any]
+Families = dict[str, tuple[Arguments, ...]]
+
+# Of a family the strongest settings come first: the fastest, and those that change most.
+DECODERS: Families = {
+    "both": (
+        {"prompt": {"heavy": 128}, "cache": {"bits": (4, 2)}},
+        {"prompt": {"mass": 0.9}, "cache": {"bits": (4, 4)}},
+        {"prompt": {"mass": 0.95}, "cache": {"bits": (4, 4)}},
+    ),
+    "prompts": ({"prompt": {"mass": 0.95}, "cache": {"dense": WHOLE}},),
+    "cache": (
+        {"prompt": {"dense": WHOLE}, "cache": {"bits": (4, 2)}},
+        {"prompt": {"dense": WHOLE}, "cache": {"bits": (4, 4)}},
+    ),
+}
+READERS: Families = {  # decoders that write nothing, such as classifiers
+    "prompts": ({"prompt": {"heavy": 128}}, {"prompt": {"mass": 0.9}}, {"prompt": {"mass": 0.95}}),
+}
+ENCODERS: Families = {
+    "opened": (
+        {"prompt": {"heavy": 64}},
+        {"prompt": {"heavy": 128}},
+        {"prompt": {"mass": 0.9}},
+        {"prompt": {"mass": 0.95}},
+    ),
+    "trees": (
+        {"hierarchy": (16, 16), "tie": "blocks"},
+        {"hierarchy": (16, 16), "tie": "columns"},
+    ),
+}
 
 
 def plan_injection(
@@ -33,277 +75,359 @@ def plan_injection(
     texts: Sequence[Any],
     tokenizer: Any = None,
     *,
-    budget: float | None = None,
     tolerance: float | None = None,
-    hierarchies: Sequence[Any] = HIERARCHIES,
-    ties: Sequence[str] | None = None,
-    sinks: str | Sequence[int] | None = "auto",
-    sink_queries: str = "exact",
+    speedup: float | None = None,
+    candidates: Sequence[Arguments] | None = None,
+    new_tokens: int = NEW_TOKENS,
     batch_size: int = 8,
-    max_length: int = 256,
-    finalists: int = 2,
-    width: int = 3,
-    say: Say | None = None,
-) -> Plan:
-    """Measure each layer's sensitivity on unlabelled texts and propose what to inject.
+    max_length: int | None = None,
+    progress: bool = True,
+    announce: Callable[[str], None] | None = None,
+    budget: object = None,
+) -> InjectionPlan:
+    """Find the injection that makes a model faster on texts like these, by measuring it here.
 
-    Every layer is injected alone with every candidate (hierarchy and tie), and the change of the
-    model's output is measured: the mean KL of its logits, or, without logits, one minus the
-    cosine of its mean hidden state. The `finalists` that promise most are then searched greedily:
-    layer by layer, the best of the `width` least sensitive ones, measured together. The model is
-    left as it was.
+    Settings are tried from the strongest to the weakest, in all layers and, where that changes too
+    much, in those that lose least. Each trial runs the model over all texts: its seconds on this
+    machine and the change of the model's output are measured. What is slower is never proposed;
+    `plan.pays` says whether anything is. The model is left as it was.
+
+    The change is, of a language model, that of the perplexity of the last part of each text, read
+    after the rest as a prompt; of a model without logits, one minus the cosine of its mean hidden
+    state; of batches with labels, that of the accuracy; of other logits, their mean KL.
 
     Args:
         model: a `PreTrainedModel`.
-        texts: a list of texts (with a tokenizer), or of batches of model inputs.
-        tokenizer: for texts, and to find sentence ends if `"sentences"` is a candidate.
-        budget: stop once the attention FLOPs are at most this share of softmax attention's.
-        tolerance: never change the output by more than this. With both, whichever comes first.
-        hierarchies: candidates: windows or `"sentences"`.
-        ties: candidates; both for encoders, `"columns"` for decoders unless given.
-        sinks: `"auto"` finds the tokens that get far more attention than others, by position and
-            by id; or positions; or None.
-        sink_queries: as for `inject_hsa`.
-        batch_size: texts at a time.
-        max_length: tokens of a text, at most.
-        finalists: candidates that are searched.
-        width: layers that are tried at each step.
-        say: called with a line of progress now and then.
+        texts: a list of texts (with a tokenizer), or of batches of model inputs, as long as those
+            that the model is for.
+        tokenizer: for texts.
+        tolerance: the greatest change; the fastest injection within it is proposed. 0.005 if
+            neither it nor `speedup` is given.
+        speedup: how many times as fast the model is to be; without a tolerance what changes least
+            is proposed.
+        candidates: what to try, in place of the usual settings: arguments of `inject_opened`, such
+            as `{"prompt": {"heavy": 256}}`, or of `inject_hsa`, such as `{"hierarchy": (16, 16)}`.
+        new_tokens: of language models, how many tokens are written after each prompt: what a
+            speedup refers to is the prompt and these.
+        batch_size: texts at a time; language models read one at a time.
+        max_length: tokens of a text, at most; None is what the model takes.
+        progress: whether to show a bar with the time left.
+        announce: called with a line for what begins and what was found.
+        budget: has been removed, with an error that says so.
 
-    >>> plan = plan_injection(model, texts, tokenizer, budget=0.6)  # doctest: +SKIP
+    >>> plan = plan_injection(model, texts, tokenizer, tolerance=0.005)  # doctest: +SKIP
     >>> print(plan)  # doctest: +SKIP
-    >>> plan.apply(model)  # doctest: +SKIP
+    >>> if plan.pays:  # doctest: +SKIP
+    ...     plan.apply(model)
     """
-    modules = attention_layers(model)
-    causal = any(is_causal(module, model) for module in modules)
-    _check_aims(budget, tolerance)
-    for name, number in (("finalists", finalists), ("width", width), ("batch_size", batch_size)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be a whole number, 1 or more, got {number!r}")
-    if sink_queries not in SINK_QUERIES:
-        raise ValueError(f'sink_queries must be "exact" or "tied", got {sink_queries!r}')
+    if budget is not None:
+        raise TypeError(
+            "budget has been removed, since fewer FLOPs did not mean less time, got "
+            f"{budget!r}; use tolerance= (the greatest change of the output) or speedup= (how many "
+            "times as fast)"
+        )
+    if tolerance is not None:
+        tolerance = check_number("tolerance", tolerance, least=0)
+    if speedup is not None:
+        speedup = check_number("speedup", speedup, least=PAYS, hint="such as 1.5")
+    if tolerance is None and speedup is None:
+        tolerance = TOLERANCE
+    new_tokens = check_integer("new_tokens", new_tokens, least=0)
+    check_flag("progress", progress)
+    count = len(attention_layers(model))
     if injected_layers(model):
-        raise ValueError("model: is injected already; restore(model) first")
-    if ties is None:
-        ties = ("columns",) if causal else TIES
-    batches = make_batches(texts, tokenizer, batch_size, max_length)
+        raise ValueError("model must not be injected, got one that is; restore(model) first")
     training = model.training
     model.eval()
     try:
-        candidates = _candidates(
-            model, batches, tokenizer, hierarchies, ties, sinks, sink_queries, say
-        )
-        search = _Search(model, batches, candidates, len(modules), budget, tolerance, width, say)
-        return search.plan(finalists)
+        workload = workload_of(model, texts, tokenizer, new_tokens, batch_size, max_length)
+        families, notes = _families(model, workload, candidates)
+        search = _Search(model, workload, count, tolerance, speedup)
+        return search.plan(families, notes, progress, announce or (lambda line: None))
     finally:
         model.train(training)
 
 
-def _check_aims(budget: float | None, tolerance: float | None) -> None:
-    if budget is None and tolerance is None:
-        raise ValueError(
-            "budget: pass budget (a share of attention FLOPs) or tolerance (a change), or both"
-        )
-    if budget is not None and not 0 < budget < 1:
-        raise ValueError(f"budget must be a share between 0 and 1, got {budget!r}")
-    if tolerance is not None and not tolerance > 0:
-        raise ValueError(f"tolerance must be a positive number, got {tolerance!r}")
+def _families(
+    model: PreTrainedModel, workload: Workload, candidates: Sequence[Arguments] | None
+) -> tuple[Families, list[str]]:
+    """Return the settings to try by families, and notes on those that make no sense here."""
+    if candidates is not None:
+        return _given(candidates), []
+    families, dense = dict(ENCODERS), DENSE_ENCODER
+    if any(is_causal(module, model) for module in attention_layers(model)):
+        families = dict(DECODERS if isinstance(workload, Continuations) else READERS)
+        dense = DENSE
+    longest = max(workload.read)
+    if not 0 < longest <= dense:
+        return families, []
+    kept = {name: one for name, one in families.items() if name == "trees"}
+    return kept, [
+        f"opened attention was not tried: what is read at once has {longest} tokens at most, and "
+        f"up to {dense} it is read densely, which is as fast"
+    ]
 
 
-def _candidates(
-    model: PreTrainedModel,
-    batches: Sequence[Batch],
-    tokenizer: Any,
-    hierarchies: Sequence[Any],
-    ties: Sequence[str],
-    sinks: Any,
-    sink_queries: str,
-    say: Say | None,
-) -> list[HSASettings]:
-    sink_ids: tuple[int, ...] = ()
-    if isinstance(sinks, str):
-        if sinks != "auto":
-            raise ValueError(f'sinks must be "auto", positions, or None, got {sinks!r}')
-        finder = SinkFinder()
-        reads_ids = all(batch.get("input_ids") is not None for batch in batches)
-        encoder = not any(is_causal(module, model) for module in attention_layers(model))
-        watch(model, batches[:4], finder, tokens=reads_ids and encoder)
-        sinks, sink_ids = finder.found()
-        if say is not None:
-            say(f"sinks: positions {list(sinks)}, token ids {list(sink_ids)}")
-    places = () if sinks is None else whole_numbers("sinks", sinks)
-    found = []
-    for hierarchy in hierarchies:
-        if isinstance(hierarchy, SignalTree):
-            raise ValueError(
-                'hierarchies must be windows or "sentences", which fit any text, got a SignalTree'
-            )
-        ends = sentence_end_ids(tokenizer) if hierarchy == SENTENCES else ()
-        for tie in ties:
-            found.append(
-                HSASettings(hierarchy, tie, places, sink_ids, sink_queries, sentence_ends=ends)
-            )
-    if not found:
-        raise ValueError(
-            "hierarchies must give at least one hierarchy and one tie, got no candidate"
+def _given(candidates: Sequence[Arguments]) -> Families:
+    if isinstance(candidates, str | Mapping) or not isinstance(candidates, Sequence):
+        raise TypeError(
+            "candidates must be a list of arguments of inject_opened or inject_hsa, such as "
+            f"[{{'prompt': {{'heavy': 256}}}}], got {type(candidates).__name__}"
         )
-    return found
+    if not candidates:
+        raise ValueError("candidates must be at least one, or None for the usual, got none")
+    for one in candidates:
+        if not isinstance(one, Mapping):
+            raise TypeError(
+                f"candidates must be dicts of arguments of inject_opened or inject_hsa, got {one!r}"
+            )
+        if "layers" in one:
+            raise ValueError("candidates must be without layers, which are searched, got layers")
+    return {str(number): (one,) for number, one in enumerate(candidates)}
 
 
 class _Search:
-    """The measurements of one call of `plan_injection`."""
+    """The trials of one call of `plan_injection`."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        batches: Sequence[Batch],
-        candidates: list[HSASettings],
+        workload: Workload,
         count: int,
-        budget: float | None,
         tolerance: float | None,
-        width: int,
-        say: Say | None,
+        wanted: float | None,
     ) -> None:
-        self.model, self.batches, self.candidates = model, batches, candidates
-        self.count, self.budget, self.tolerance, self.width = count, budget, tolerance, width
-        self.say = say or (lambda line: None)
-        self.before = [run(model, batch) for batch in batches]
-        self.certificate = Certificate(candidates)
-        watch(model, batches, self.certificate, any(one.needs_tokens for one in candidates))
-        self.flat = sum(self.certificate.flat.values())
+        self.model, self.workload, self.count = model, workload, count
+        self.tolerance, self.wanted = tolerance, wanted
+        self.trials: list[Trial] = []
+        self.began = time.monotonic()
 
-    def measured(self, layers: Sequence[int], settings: HSASettings) -> float:
-        """Return the change of the output with these layers injected."""
-        with injected(self.model, list(layers), settings):
-            return change(self.before, [run(self.model, batch) for batch in self.batches])
-
-    def share(self, candidate: int, layers: Sequence[int]) -> float:
-        """Return the attention FLOPs with these layers injected, as a share."""
-        table = self.certificate
-        saved = sum(table.flat[layer] - table.flops[candidate, layer] for layer in layers)
-        return 1 - saved / self.flat
-
-    def alone(self) -> list[list[Sensitivity]]:
-        """Return the sensitivity of every layer to every candidate."""
-        found = []
-        for number, settings in enumerate(self.candidates):
-            row = []
-            for layer in range(self.count):
-                flops = self.certificate.flops[number, layer] / self.certificate.flat[layer]
-                row.append(
-                    Sensitivity(
-                        layer,
-                        _plain(settings),
-                        settings.tie,
-                        self.measured([layer], settings),
-                        self.certificate.mean_kl(number, layer),
-                        flops,
-                    )
-                )
-            self.say(f"{show(row[0].hierarchy)} {settings.tie}: {len(row)} layers measured")
-            found.append(row)
-        return found
-
-    def promise(self, candidate: int, row: list[Sensitivity]) -> tuple[float, float]:
-        """Return how a candidate would do if changes added up: less is better."""
-        chosen: list[int] = []
-        total = 0.0
-        for one in sorted(row, key=lambda one: one.change):
-            if self.budget is not None and self.share(candidate, chosen) <= self.budget:
-                break
-            if self.tolerance is not None and total + one.change > self.tolerance:
-                break
-            chosen.append(one.layer)
-            total += one.change
-        share = self.share(candidate, chosen)
-        if self.tolerance is not None:
-            return max(share, self.budget or 0.0), total
-        return (0.0 if share <= (self.budget or 0.0) else share), total
-
-    def greedy(self, candidate: int, row: list[Sensitivity]) -> list[Step]:
-        """Add layers one by one, each time the best of a few, measured together."""
-        settings = self.candidates[candidate]
-        left = [one.layer for one in sorted(row, key=lambda one: one.change)]
-        steps: list[Step] = []
-        chosen: list[int] = []
-        while left and (self.budget is None or self.share(candidate, chosen) > self.budget):
-            tried = []
-            for layer in left[: self.width]:
-                layers = sorted([*chosen, layer])
-                known = row[layer].change if not chosen else self.measured(layers, settings)
-                tried.append((known, layer))
-            least, best = min(tried)
-            if self.tolerance is not None and least > self.tolerance:
-                break
-            chosen = sorted([*chosen, best])
-            left.remove(best)
-            steps.append(Step(tuple(chosen), least, self.share(candidate, chosen)))
-            self.say(f"{show(row[0].hierarchy)} {settings.tie}: {show_step(steps[-1])}")
-        return steps
-
-    def plan(self, finalists: int) -> Plan:
-        """Return the best plan that was measured."""
-        rows = self.alone()
-        order = sorted(range(len(rows)), key=lambda at: self.promise(at, rows[at]))
-        paths = [(at, self.greedy(at, rows[at])) for at in order[:finalists]]
-        paths = [(at, path) for at, path in paths if path]
-        if not paths:
-            least = min(one.change for row in rows for one in row)
-            raise ValueError(
-                f"tolerance must be at least {least:.3g}, the least change by any layer, "
-                f"got {self.tolerance}"
-            )
-        if self.budget is not None and self.tolerance is None:
-            reached = [(at, path) for at, path in paths if path[-1].flops <= self.budget]
-            if not reached:
-                lowest = min(self.share(at, range(self.count)) for at in range(len(rows)))
-                raise ValueError(
-                    f"budget must be at least {lowest:.3g}, what attention takes with all layers "
-                    f"injected, got {self.budget}; allow more, or give coarser hierarchies"
-                )
-            best, path = min(reached, key=lambda one: one[1][-1].change)
-        else:
-            # Enough is enough: below the budget, less change counts for more.
-            floor = self.budget or 0.0
-            best, path = min(
-                paths, key=lambda one: (max(one[1][-1].flops, floor), one[1][-1].change)
-            )
-        settings, last = self.candidates[best], path[-1]
-        per_text = self.flat / sum(len(tensors(batch)) for batch in self.batches)
-        kind = self.before[0][0]
-        return Plan(
+    def plan(
+        self,
+        families: Families,
+        notes: list[str],
+        progress: bool,
+        announce: Callable[[str], None],
+    ) -> InjectionPlan:
+        """Run the trials, and return what they say."""
+        self.workload.glance()  # so that nothing is set up on the clock
+        started = time.monotonic()
+        self.before = self.workload.run()
+        took = time.monotonic() - started
+        self.base = self.before.timed
+        most = sum(map(len, families.values()))
+        most += min(NARROWED, most) + 2 if most else 0
+        lengths = self.workload.lengths
+        announce(
+            f"{len(lengths)} texts read without an injection in {took:.1f} s; at most {most} "
+            f"trials, about {most * took:.0f} s"
+        )
+        self.announce = announce
+        self.bar = logging.tqdm(total=most, desc="planning", disable=not progress, unit="trial")
+        try:
+            for name, family in families.items():
+                self.try_family(name, family)
+            self.try_fewer_layers()
+            chosen = self.confirmed()
+        finally:
+            self.bar.close()
+        if chosen is None:
+            notes = [*notes, self.why_nothing()]
+        return InjectionPlan(
             model=type(self.model).__name__,
             count=self.count,
-            layers=last.layers,
-            hierarchy=_plain(settings),
-            tie=settings.tie,
-            sinks=settings.sinks,
-            sink_ids=settings.sink_ids,
-            sink_queries=settings.sink_queries,
-            sentence_ends=settings.sentence_ends,
-            measure="mean KL of the logits, in nats"
-            if kind == "logits"
-            else "1 - cosine of the mean hidden state",
-            change=last.change,
-            flops=last.flops,
-            flops_before=round(per_text),
-            flops_after=round(per_text * last.flops),
-            budget=self.budget,
+            texts=len(lengths),
+            shortest=min(lengths),
+            longest=max(lengths),
+            new_tokens=self.base.tokens if self.base.token is not None else None,
+            measure=self.workload.measure,
             tolerance=self.tolerance,
-            sensitivities=tuple(one for row in rows for one in row),
-            steps=tuple(path),
+            wanted=self.wanted,
+            reading=self.base.reading,
+            token=self.base.token,
+            seconds=self.base.seconds,
+            trials=tuple(self.trials),
+            chosen=chosen,
+            notes=tuple(notes),
+            took=time.monotonic() - self.began,
         )
 
+    def try_family(self, name: str, family: tuple[Arguments, ...]) -> None:
+        """Try settings from the strongest to the weakest, until weaker ones cannot win."""
+        for arguments in family:
+            if not self.can_win(name):
+                break
+            trial = self.measured(arguments, tuple(range(self.count)))
+            slow = trial.speedup < max(PAYS, self.wanted or 0.0)
+            if slow or (self.wanted is None and self.fits(trial)):
+                break
 
-def _plain(settings: HSASettings) -> tuple[int, ...] | str:
-    """Return the hierarchy of a candidate, which is never a tree."""
-    assert isinstance(settings.hierarchy, tuple | str)
-    return settings.hierarchy
+    def can_win(self, family: str) -> bool:
+        """Whether a family can be fast enough, by what others took for its faster part."""
+        reading = min([self.base.reading, *(one.reading for one in self.trials)])
+        token = min([self.base.token or 0.0, *(one.token or 0.0 for one in self.trials)])
+        if family == "prompts":
+            token = self.base.token or 0.0
+        elif family == "cache":
+            reading = self.base.reading
+        else:
+            return True
+        floor = reading + self.base.tokens * token
+        best = self.best()
+        if best is not None and self.tolerance is not None and floor >= best.seconds:
+            return False
+        return self.base.seconds / floor >= max(PAYS, self.wanted or 0.0)
 
+    def try_fewer_layers(self) -> None:
+        """Try settings that change too much in the layers that lose least by them."""
+        whole = [one for one in self.trials if one.speedup >= max(PAYS, self.wanted or 0.0)]
+        for trial in whole[::-1][:NARROWED]:  # the weakest are the nearest to the tolerance
+            if self.tolerance is not None and not (
+                self.tolerance < trial.change < HOPELESS * self.count * self.tolerance
+            ):
+                continue
+            kl = self.kl_of_layers(trial.arguments)
+            if not kl:
+                continue
+            order = sorted(kl, key=kl.__getitem__)
+            number = self.layers_within(trial, [kl[layer] for layer in order])
+            best = self.best()
+            share = number / self.count
+            seconds = self.base.seconds - share * (self.base.seconds - trial.seconds)
+            enough = max(PAYS, self.wanted or 0.0)
+            if not 0 < number < self.count or self.base.seconds / seconds < enough:
+                continue
+            if best is not None and self.tolerance is not None and seconds >= best.seconds:
+                continue
+            self.measured(trial.arguments, tuple(sorted(order[:number])))
 
-def tensors(batch: Batch) -> Any:
-    """Return the inputs of a batch, one for each text."""
-    for name in ("input_ids", "inputs_embeds", "pixel_values"):
-        if batch.get(name) is not None:
-            return batch[name]
-    raise ValueError(f"texts: a batch takes input_ids or pixel_values, got {sorted(batch)}")
+    def layers_within(self, trial: Trial, kl: list[float]) -> int:
+        """How many layers, in the order of their KL, may be injected, or have to be."""
+        if self.tolerance is None:
+            assert self.wanted is not None
+            needed = self.base.seconds * (1 - 1 / self.wanted)
+            return math.ceil(1.05 * self.count * needed / (self.base.seconds - trial.seconds))
+        allowed = SAFETY * self.tolerance / trial.change * sum(kl)
+        found, total = 0, 0.0
+        for one in kl:
+            total += one
+            if total > allowed:
+                break
+            found += 1
+        return found
+
+    def kl_of_layers(self, arguments: Arguments) -> dict[int, float]:
+        """Return the KL of each layer's attention to softmax, of all layers or of none."""
+        everywhere = tuple(range(self.count))
+        with self.injected(everywhere, arguments):
+            settings = injected_settings(self.model)[0]
+            if not isinstance(settings, HSASettings):
+                with opened_audit(self.model, every=0) as audit:
+                    self.workload.glance()
+                found = {one.layer: one.mean_kl for one in audit.layers}
+                return {} if None in found.values() else found  # type: ignore[return-value]
+        certificate = Certificate([settings])
+        with watching(self.model, certificate, settings.needs_tokens):
+            self.workload.glance()
+        return {layer: certificate.mean_kl(0, layer) for layer in everywhere}
+
+    @contextmanager
+    def injected(self, layers: tuple[int, ...], arguments: Arguments) -> Iterator[None]:
+        """Inject some layers for a while."""
+        inject_arguments(self.model, layers, arguments)
+        try:
+            yield
+        finally:
+            restore(self.model)
+
+    def measured(self, arguments: Arguments, layers: tuple[int, ...]) -> Trial:
+        """Run a trial, and keep what it says."""
+        self.bar.set_postfix_str(show_arguments(arguments))
+        with self.injected(layers, arguments):
+            outcome = self.workload.run()
+        trial = self.trial(arguments, layers, outcome)
+        self.trials.append(trial)
+        self.bar.update()
+        self.announce(
+            f"{show_arguments(arguments)}, layers {show_layers(layers, self.count)}: "
+            f"{trial.speedup:.2f} times as fast, change {trial.change:.2g}"
+        )
+        return trial
+
+    def trial(self, arguments: Arguments, layers: tuple[int, ...], outcome: Outcome) -> Trial:
+        """Return what a run says, beside the model without an injection."""
+        change, worst = self.workload.change(self.before, outcome)
+        timed = outcome.timed
+        return Trial(
+            arguments=dict(arguments),
+            layers=layers,
+            reading=timed.reading,
+            token=timed.token,
+            seconds=timed.seconds,
+            speedup=self.base.seconds / timed.seconds,
+            change=change,
+            worst=worst,
+        )
+
+    def fits(self, trial: Trial) -> bool:
+        """Whether a trial is what was asked for, and faster."""
+        within = self.tolerance is None or trial.change <= self.tolerance
+        return within and trial.speedup >= max(PAYS, self.wanted or 0.0)
+
+    def best(self) -> Trial | None:
+        """The trial to propose, by what is known so far."""
+        fitting = [one for one in self.trials if self.fits(one)]
+        if self.tolerance is None:
+            return min(fitting, key=lambda one: (one.change, one.seconds), default=None)
+        return min(fitting, key=lambda one: one.seconds, default=None)
+
+    def confirmed(self) -> int | None:
+        """Return the number of the best trial after it was timed once more, beside the model."""
+        for _ in range(2):
+            best = self.best()
+            if best is None:
+                return None
+            number = self.trials.index(best)
+            base = self.workload.run().timed
+            with self.injected(best.layers, best.arguments):
+                again = self.workload.run().timed
+            self.bar.update(2)
+            first = Timed(best.reading, best.token, again.tokens)
+            self.rebase(self.base.least(base))
+            self.trials[number] = self.retimed(self.trials[number], first.least(again))
+            if self.best() is self.trials[number]:
+                return number
+        best = self.best()
+        return None if best is None else self.trials.index(best)
+
+    def rebase(self, base: Timed) -> None:
+        """Take another time of the model as it is."""
+        self.base = base
+        self.trials = [replace(one, speedup=base.seconds / one.seconds) for one in self.trials]
+
+    def retimed(self, trial: Trial, timed: Timed) -> Trial:
+        """Return a trial with another time."""
+        return replace(
+            trial,
+            reading=timed.reading,
+            token=timed.token,
+            seconds=timed.seconds,
+            speedup=self.base.seconds / timed.seconds,
+        )
+
+    def why_nothing(self) -> str:
+        """Say why nothing is proposed."""
+        if not self.trials:
+            return "nothing pays: there was nothing to try on texts of these lengths"
+        fastest = max(self.trials, key=lambda one: one.speedup)
+        if fastest.speedup < max(PAYS, self.wanted or 0.0):
+            return (
+                f"nothing pays: the fastest injection is {fastest.speedup:.2f} times as fast on "
+                "these texts; longer ones gain more"
+            )
+        enough = max(PAYS, self.wanted or 0.0)
+        least = min(one.change for one in self.trials if one.speedup >= enough)
+        return (
+            f"nothing pays: what is fast enough changes the output by {least:.2g} or more; the "
+            f"tolerance is {self.tolerance}"
+        )

@@ -79,15 +79,15 @@ class HSASettings:
 
 def check_hierarchy(hierarchy: Any) -> Hierarchy:
     """Return windows as a tuple of whole numbers, anything else as it is; refuse the rest."""
-    takes = 'windows such as (2, 4, 8, 16), "sentences", or a SignalTree'
+    expected = 'windows such as (2, 4, 8, 16), "sentences", or a SignalTree'
     if isinstance(hierarchy, SignalTree):
         return hierarchy
     if isinstance(hierarchy, str):
         if hierarchy != SENTENCES:
-            raise ValueError(f"hierarchy must be {takes}, got {hierarchy!r}")
+            raise ValueError(f"hierarchy must be {expected}, got {hierarchy!r}")
         return hierarchy
     if not isinstance(hierarchy, Sequence):
-        raise TypeError(f"hierarchy must be {takes}, got {type(hierarchy).__name__}")
+        raise TypeError(f"hierarchy must be {expected}, got {type(hierarchy).__name__}")
     windows = whole_numbers("hierarchy", hierarchy)
     if any(window < 2 for window in windows):
         raise ValueError(f"hierarchy must be windows of 2 or more, got {hierarchy!r}")
@@ -106,5 +106,5 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 
 def _check_choice(name: str, got: Any, choices: tuple[str, ...]) -> None:
     if got not in choices:
-        takes = " or ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f"{name} must be {takes}, got {got!r}")
+        expected = " or ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f"{name} must be {expected}, got {got!r}")

@@ -14,7 +14,7 @@ from polyscale._files import follow_umask
 from polyscale._injection_note import NOTE, injecting
 from polyscale.inject.api import inject_hsa
 from polyscale.inject.opened import inject_opened
-from polyscale.inject.opened_settings import OpenedSettings
+from polyscale.inject.opened_settings import OpenedSettings, arguments_of
 from polyscale.inject.records import group_data, injection_groups
 from polyscale.inject.settings import HSASettings
 from polyscale.trees import SignalTree
@@ -95,7 +95,7 @@ def inject_groups(model: PreTrainedModel, groups: Groups) -> PreTrainedModel:
     """Inject a model as `read_injection` found it to be."""
     for layers, kind, settings in groups:
         if kind == "opened":
-            inject_opened(model, layers, **OpenedSettings.from_dict(settings).arguments())
+            inject_opened(model, layers, **arguments_of(settings))
         else:
             inject_hsa(model, layers=layers, **settings)
     return model

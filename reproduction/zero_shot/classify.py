@@ -12,11 +12,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from polyscale._injection_note import injecting
-from polyscale.inject import plan_injection
 from polyscale.training.loop import quiet_transformers, remove_checkpoints, train
 from polyscale.training.run import majority_rate
 from polyscale.training.settings import TrainingSettings
 from reproduction.measuring import Measurement
+from reproduction.zero_shot.flops_search import plan_by_flops
 from reproduction.zero_shot.injections import EDGES, Injection
 from reproduction.zero_shot.lab import MODELS, Lab
 from reproduction.zero_shot.measures import (
@@ -169,7 +169,7 @@ def _certificate(lab: Lab, size: TaskSize) -> dict[str, Any]:
 def _plan(lab: Lab, size: TaskSize, options: dict[str, Any]) -> dict[str, Any]:
     hierarchies = [one if isinstance(one, str) else tuple(one) for one in options["hierarchies"]]
     try:
-        plan = plan_injection(
+        plan = plan_by_flops(
             lab.classifier(size),
             lab.texts(size).plan_texts[: lab.preset.plan_texts],
             lab.tokenizer,

@@ -7,9 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from polyscale.inject import HSASettings, Plan, attention_flops, inject_hsa
+from polyscale.inject import HSASettings, attention_flops, inject_hsa
 from polyscale.inject.api import sentence_end_ids
 from polyscale.inject.settings import SENTENCES
+from reproduction.zero_shot.flops_plan import FlopsPlan
 
 GONE = (
     "opening the heaviest nodes of fixed trees has been removed; polyscale.inject_opened opens "
@@ -114,7 +115,7 @@ class Injection:
         return cls(**fields)
 
     @classmethod
-    def from_plan(cls, plan: Plan) -> Injection:
+    def from_plan(cls, plan: FlopsPlan) -> Injection:
         """The injection that a plan proposes."""
         return cls(plan.layers, plan.hierarchy, plan.tie, plan.sinks, plan.sink_ids)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,20 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from polyscale.inject import Plan, injected_layers, load_injected
-from polyscale.inject.command import parse_hierarchies, read_texts, run_inject
-from tests.inject.models import bert
+import polyscale.inject.search as search
+from polyscale.inject import InjectionPlan, injected_layers, load_injected
+from polyscale.inject.before_after import compare
+from polyscale.inject.command import PLAN_FILE, read_texts, run_inject
+from tests.inject.models import bert, llama
 
 WORDS = ["[PAD]", "[UNK]", "the", "cat", "sat", "on", "a", "mat", "and", "then", "slept", "."]
+TEXTS = "the cat sat on a mat . " * 18 + "\n\n" + "then the cat slept . " * 25 + "\n"
+OPENED = {"block": 8, "key_block": 4, "near": 4, "heavy": 8, "sample": 4, "dense": 0}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny model with a tokenizer of twelve words."""
+    """A text file, and the folders of an encoder and a decoder with twelve words."""
     plain = Tokenizer(
         models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]")
     )
@@ -25,48 +30,80 @@ def folder(tmp_path: Path) -> Path:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=plain, unk_token="[UNK]", pad_token="[PAD]"
     )
-    tokenizer.save_pretrained(tmp_path / "model")
-    bert().float().save_pretrained(tmp_path / "model")
+    for name, model in (("encoder", bert(vocab_size=12)), ("decoder", llama(vocab_size=12))):
+        tokenizer.save_pretrained(tmp_path / name)
+        model.float().save_pretrained(tmp_path / name)
+    (tmp_path / "texts.txt").write_text(TEXTS)
     return tmp_path
 
 
-def test_the_command_plans_injects_and_saves_a_model_that_loads_again(folder: Path) -> None:
-    texts = folder / "texts.txt"
-    texts.write_text("the cat sat on a mat . " * 5 + "\n\n" + "then the cat slept . " * 7 + "\n")
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_the_command_plans_injects_saves_and_compares(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On texts this short nothing is faster; what is chosen here is chosen for its change alone.
+    candidate = {"prompt": dict(OPENED)}
+    if kind == "decoder":
+        candidate["cache"] = {"dense": 0, "near": 8}
+    monkeypatch.setattr(search, "ENCODERS", {"opened": (candidate,)})
+    monkeypatch.setattr(search, "DECODERS", {"both": (candidate,)})
+    monkeypatch.setattr(search, "DENSE", 1)
+    monkeypatch.setattr(search, "DENSE_ENCODER", 1)
+    monkeypatch.setattr(search, "PAYS", 0.0)
     said: list[str] = []
-    plan = run_inject(
-        str(folder / "model"),
-        texts,
+    plan, table = run_inject(
+        str(folder / kind),
+        folder / "texts.txt",
         folder / "out",
-        budget=0.7,
-        hierarchies=parse_hierarchies(["4,4", "sentences"]),
-        say=said.append,
+        tolerance=1e9,
+        new_tokens=4,
+        announce=said.append,
     )
-    assert plan.flops <= 0.7
-    assert said
+    assert plan.pays
+    assert table is not None
+    assert said[-1] == "comparing the model before and after"
     model = load_injected(folder / "out")
     assert injected_layers(model) == list(plan.layers)
     tokenizer = AutoTokenizer.from_pretrained(folder / "out")
     with torch.no_grad():
         found = model(**tokenizer(["the cat slept ."], return_tensors="pt")).logits
     assert found.isfinite().all()
-    kept = (folder / "out" / "polyscale_plan.json").read_text()
-    assert Plan.from_json(kept) == plan
-    assert json.loads(kept)["model"] == "BertForMaskedLM"
+    kept = (folder / "out" / PLAN_FILE).read_text()
+    assert InjectionPlan.from_json(kept) == plan
+    assert json.loads(kept)["model"] == type(model).__name__
+    shown = str(table)
+    if kind == "encoder":
+        assert re.search(r"seconds of a text +[\d.e-]+ +[\d.e-]+\n", shown)
+        assert re.search(r"of 'then the cat.*: cosine [01]\.\d{5}$", shown)
+    else:
+        for row in ("seconds to the first token", "tokens per second", r"cache \(MiB\)"):
+            assert re.search(rf"{row} +[\d.e+-]+ +[\d.e+-]+\n", shown)
+        # Three quarters of the longer text's 125 tokens are a prompt that both models continue.
+        assert "after the first 93 tokens of 'then the cat" in shown
+        assert re.search(r"before: '[a-z. ]+'\nafter:  '[a-z. ]+'$", shown)
+
+
+def test_where_nothing_pays_nothing_is_written(folder: Path) -> None:
+    plan, table = run_inject(str(folder / "decoder"), folder / "texts.txt", folder / "out")
+    assert not plan.pays
+    assert table is None
+    assert not (folder / "out").exists()
+    model = llama()
+    with pytest.raises(ValueError, match="plan must propose an injection"):
+        compare(model, None, "a", plan)
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_is_planned(folder: Path) -> None:
+    with pytest.raises(ValueError, match="output must be a folder, got a file"):
+        run_inject(str(folder / "decoder"), folder / "texts.txt", folder / "texts.txt")
 
 
 def test_text_files_are_read_line_by_line_and_missing_ones_refused(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
-    with pytest.raises(ValueError, match="is not a file"):
+    with pytest.raises(ValueError, match=r"plan must be a text file .* no file"):
         read_texts(path, 3)
     path.write_text("\n \n")
     with pytest.raises(ValueError, match="has no text"):
         read_texts(path, 3)
     path.write_text("one\n\n two \nthree\nfour\n")
     assert read_texts(path, 3) == ["one", "two", "three"]
-
-
-def test_hierarchies_are_read_as_written_on_a_command_line() -> None:
-    assert parse_hierarchies(["2,4,8", "sentences", "16"]) == [(2, 4, 8), "sentences", (16,)]
-    with pytest.raises(ValueError, match=r"hierarchy must .*got 'words'"):
-        parse_hierarchies(["words"])

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 import polyscale as ps
 from polyscale.inject import injected_layers, load_injected, save_injected
 from polyscale.inject.storage import FILE
-from tests.inject.models import bert, gpt2, llama, logits, mistral, qwen2, text
+from tests.inject.models import gpt2, llama, logits, mistral, qwen2, text
 
 DECODERS = {"gpt2": gpt2, "llama": llama, "qwen2": qwen2}
 SMALL: dict[str, Any] = {
@@ -169,7 +169,7 @@ def test_layers_with_a_sliding_window_are_left_alone_and_said_so() -> None:
         ps.inject_opened(qwen2(**sizes), layers=[1])
     with (
         pytest.warns(UserWarning, match="layers 0, 1, 2 attend"),
-        pytest.raises(ValueError, match="at least one layer"),
+        pytest.raises(ValueError, match="must have a layer that attends to all tokens"),
     ):
         ps.inject_opened(mistral())
 
@@ -192,8 +192,6 @@ def test_wrong_options_are_named(options: dict, error: type, message: str) -> No
 
 
 def test_what_opened_attention_cannot_serve_is_refused() -> None:
-    with pytest.raises(ValueError, match="which is not causal"):
-        ps.inject_opened(bert())
     model = ps.inject_opened(llama(), prompt=SMALL)
     with pytest.raises(ValueError, match="injected already"):
         ps.inject_opened(model)

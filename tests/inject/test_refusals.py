@@ -167,7 +167,7 @@ def test_sentences_need_token_ids() -> None:
     embedded = model.get_input_embeddings()(text())
     with pytest.raises(ValueError, match=r"pass input_ids \(not inputs_embeds\)"):
         model(inputs_embeds=embedded)
-    with pytest.raises(ValueError, match="takes no input_ids"):
+    with pytest.raises(ValueError, match="which has no input_ids"):
         inject_hsa(vit(), hierarchy="sentences", sentence_ends=(7,))
 
 
