@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
+    BaseImageProcessor,
     BatchFeature,
-    ImageProcessingMixin,
 )
 
 from polyscale._extras import require
@@ -18,7 +18,7 @@ from polyscale.models.hkt.configuration import HKTConfig
 from polyscale.models.hkt.heads import HKTForSequenceClassification
 
 
-class PixelProcessor(ImageProcessingMixin):
+class PixelProcessor(BaseImageProcessor):
     """Scales images to `size` by `size` pixels and reads them row by row as `input_values`.
 
     Saved with a model, it makes `pipeline("image-classification")` read images as its training did.

@@ -114,7 +114,9 @@ class InputReader:
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """A batch with labels; those of samples without one are 0."""
-        samples = [{"labels": torch.tensor(0), **sample} for sample in samples]
+        samples = [
+            {**sample, "labels": sample.get("labels", torch.tensor(0))} for sample in samples
+        ]
         if self.processor is not None:
             return collate_trees(samples)
         if self.model.config.model_type == "hte":

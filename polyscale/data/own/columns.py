@@ -82,7 +82,7 @@ def guess_label(table: Table, texts: Sequence[str]) -> str:
     found = []
     for column in columns:
         values = [str(value) for value in _values(table, column)]
-        if 2 <= len(set(values)) <= max(2, len(values) // 5):
+        if 2 <= len(set(values)) <= max(2, len(values) // 5) and len(set(values)) < len(values):
             found.append(column)
     if len(found) != 1:
         raise ValueError(
