@@ -30,9 +30,16 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML in which 1e-3 is a number (YAML 1.1 requires 1.0e-3)."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Safe YAML that quotes texts such as "1e5", which `_Loader` would read as numbers."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )
 
 
 # Aliases of aliases can double the size of a document with every line. Expanded, they may add at
@@ -163,7 +170,8 @@ class RunConfig:
 
     def to_yaml(self) -> str:
         # Through JSON, where tuples become lists: YAML has no tuples.
-        return yaml.safe_dump(json.loads(json.dumps(self.as_dict())), sort_keys=False)
+        content = json.loads(json.dumps(self.as_dict()))
+        return yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 
     def with_values(self, assignments: Mapping[str, Any]) -> RunConfig:
         """A copy with dotted names set, such as `training.steps` or `model_options.levels`."""

@@ -2,13 +2,17 @@
 
 import csv
 import json
+import re
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import Trainer, TrainingArguments, pipeline
 from typer.testing import CliRunner
 
+import polyscale
 from polyscale.cli import make_app
 from polyscale.data.tasks import load_task
 from polyscale.models import (
@@ -76,7 +80,7 @@ def test_what_was_guessed_is_said_and_is_in_the_configuration(made):
         "- texts are in the column 'text' and labels in 'label' (guessed; --text-column and "
         "--label-column choose)",
         "- 2 labels for training: sea (16), sky (16)",
-        "held out 4 for validation and 4 for test, 10% of every label (seed 0)",
+        "held out 4 for validation and 4 for test, 10 % of every label (seed 0)",
         "- texts are cut to 64 bytes, because 95 % of them have at most ",
         f"Run: {folder / 'hkt'}",
     ):
@@ -379,6 +383,27 @@ def test_a_folder_that_trainer_wrote_answers_too(tmp_path):
     assert "must have a tokenizer or a processor to read inputs, got none" in failed.stderr
     byte_tokenizer().save_pretrained(tmp_path / "language")
     assert generate(tmp_path / "language", "ab", tokens=4).startswith("ab")
+
+
+def test_the_five_commands_of_the_page_lead_from_a_table_to_answers(tmp_path, monkeypatch):
+    page = (Path(polyscale.__file__).parents[1] / "docs" / "own-data.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    snippet = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(snippet[1], "own-data.md", "exec"), {})
+    commands = re.search(r"```bash\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    assert len(commands) == 5
+    said = []
+    for command in commands:
+        name, *arguments = shlex.split(command)
+        found = invoke(*arguments)
+        assert (name, found.exit_code) == ("polyscale", 0), found.output
+        said.append(found.stdout)
+    assert re.search(r"```text\n(.*?)```", page, re.DOTALL)[1] in said[0]
+    assert json.loads(said[1])["accuracy"] == 1
+    assert re.search(r"^text,good,0\.\d{4}$", said[2], re.MULTILINE)
+    table = list(csv.DictReader((tmp_path / "answers.csv").open()))
+    assert [row["label"] for row in table] == ["good", "bad"] * 30
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_options_that_do_not_go_together_are_errors(tmp_path):

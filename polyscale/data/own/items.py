@@ -79,11 +79,11 @@ def _in_order(where: str) -> list[tuple[int, str]]:
 
 
 def digest_of(splits: dict[str, list[Item]]) -> str:
-    """A checksum of everything that a run learns from: 16 characters of SHA-256."""
+    """A checksum of everything that a run learns from: SHA-256, shortened."""
     found = hashlib.sha256()
     for name in sorted(splits):
         found.update(f"{name}:{len(splits[name])}\n".encode())
         for item in splits[name]:
             found.update(hashlib.sha256(item.key).digest())
             found.update(repr(item.label).encode() + b"\n")
-    return found.hexdigest()[:16]
+    return f"sha256-{found.hexdigest()[:16]}"

@@ -177,7 +177,7 @@ def _hold_out(
     if missing:
         sizes = " and ".join(f"{len(parts[part]):,} for {part}" for part in reversed(missing))
         notes.append(
-            f"held out {sizes}, {HELD_OUT:.0%} of every label (seed {seed}); "
+            f"held out {sizes}, {100 * HELD_OUT:.0f} % of every label (seed {seed}); "
             f"{len(parts['train']):,} rows are for training"
         )
     return {**items, **parts}

@@ -154,8 +154,24 @@ def test_a_name_of_nothing_is_not_taken_for_a_dataset(tmp_path, monkeypatch):
     for name in ("missing.csv", "no/such/folder/a.txt", str(tmp_path / "nothing")):
         with pytest.raises(FileNotFoundError, match=r"must be a file or folder that exists, got"):
             read(name)
-    with pytest.raises(FileNotFoundError, match=r"could not be loaded from there"):
+
+
+def test_a_dataset_of_the_hub_is_read_by_name_and_runs_no_code(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load(*arguments, **options):
+        asked.append((arguments, options))
+        if arguments[0] == "nobody/nothing":
+            raise ConnectionError("no network")
+        content = {"text": [t for t, _ in rows()], "label": [y for _, y in rows()]}
+        return datasets.DatasetDict({"train": datasets.Dataset.from_dict(content)})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert contents(read("owner/words:plain")) == rows()
+    with pytest.raises(FileNotFoundError, match=r"not be loaded from there .*no network"):
         read("nobody/nothing")
+    assert asked == [(("owner/words", "plain"), {}), (("nobody/nothing", None), {})]
 
 
 @pytest.mark.parametrize(("ending", "media"), [("md", "markdown"), ("html", "html")])
