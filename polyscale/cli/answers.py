@@ -39,13 +39,13 @@ def evaluate(
         if data is not None:
             columns = _columns(text_column)
             found = evaluate_data(folder, data, text=columns, label=label_column)
-        elif (folder / CONFIG_NAME).is_file():
-            found = evaluate_run(folder, split=split, data_dir=data_dir)
-        else:
+        elif (folder / "config.json").is_file() and not (folder / CONFIG_NAME).is_file():
             raise ValueError(
                 f"--data must name data with labels, got none; {folder} holds no run "
                 f"({CONFIG_NAME} is missing), whose own data could be read"
             )
+        else:
+            found = evaluate_run(folder, split=split, data_dir=data_dir)
         print(json.dumps(found))
 
 

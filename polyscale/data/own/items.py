@@ -65,8 +65,8 @@ class Items:
 def name_places(places: Sequence[tuple[str, str]]) -> str:
     """The first places with their reasons, and how many there are more.
 
-    >>> name_places([("line 2", "empty")] * 7)[-29:]
-    ', line 2 (empty) and 2 more'
+    >>> name_places([(f"line {number}", "empty") for number in range(2, 9)])[-27:]
+    ', line 6 (empty) and 2 more'
     """
     named = ", ".join(f"{where} ({reason})" for where, reason in places[:_NAMED])
     more = len(places) - _NAMED
