@@ -279,7 +279,7 @@ def test_a_second_compare_leaves_the_report_to_the_process_that_is_not_done(tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("train", "--output=x"), "train takes a YAML file, or --task and --model"),
+        (("train", "--output=x"), "train takes --data, a YAML file, or --task and --model"),
         (("train", "--task=copy", "--model=gpt", "--output=x"), "model must be one of 'standard'"),
         (("train", "--task=go", "--model=hkt", "--output=x"), "task must be one of 'listops'"),
         (("train", "none.yaml", "--output=x"), "none.yaml: No such file"),

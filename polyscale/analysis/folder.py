@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from polyscale.analysis.dispatch import analyze
-from polyscale.analysis.inputs import Examples, read_task, read_text
+from polyscale.analysis.inputs import Examples, read_own, read_task, read_text
 from polyscale.analysis.models import find_snapshots, load_model, model_kind
 from polyscale.analysis.schema import Analysis, NormalityAtStep
 from polyscale.analysis.snapshots import analyze_snapshots
 from polyscale.checks import check_integer
-from polyscale.data.tasks import TASKS
+from polyscale.data.own.folders import media_of
+from polyscale.data.own.tables import is_table
+from polyscale.data.tasks import OWN_TASKS, TASKS
 
 
 def analyze_folder(
@@ -34,7 +36,8 @@ def analyze_folder(
         target: folder with config.json and model.safetensors: a model or run of polyscale, or any
             encoder or decoder of Hugging Face. States in its `snapshots/step-000100` folders
             give normality over training.
-        data: a text file or the name of a task; None for the task of the run in `target`.
+        data: a text file, a table, a folder or the name of a task; None for the task of the run in
+            `target`. Of a table and a folder, the texts or images are read, as in its training.
         data_dir: where the files of tasks are.
         task_options: of the task; by default those of the run, otherwise the task's own.
         examples: how many samples of a task to use.
@@ -85,11 +88,11 @@ def _read(
 ) -> Examples:
     """Samples of a task or the beginning of a text; `limits` are those of samples and tokens."""
     data = _task_of_run(folder) if data is None else data
-    if data in TASKS:
+    if data in (*TASKS, *OWN_TASKS):
         return read_task(data, folder, model, limits[0], data_dir, task_options)
     if task_options:
         raise ValueError(f"task_options go with a task ({', '.join(TASKS)}), not with {data!r}")
-    return _read_file(data, folder, model, limits[1])
+    return _read_file(data, folder, model, limits)
 
 
 def _task_of_run(folder: Path) -> str:
@@ -103,18 +106,33 @@ def _task_of_run(folder: Path) -> str:
     return RunConfig.from_yaml(folder / "config.yaml").task
 
 
-def _read_file(data: str, folder: Path, model: Any, max_length: int) -> Examples:
+def _read_file(data: str, folder: Path, model: Any, limits: tuple[int, int]) -> Examples:
     path = Path(data)
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(
             f"data must be a text file or a task ({', '.join(TASKS)}), got {data!r}, "
             "which is neither"
+        )
+    # Rows of a table are texts of their own; its header and its labels are none.
+    is_own = is_table(path) or path.is_dir() or media_of(path) in ("image", "html", "markdown")
+    if is_own and (getattr(model, "processor", None) is not None or _has_reader(folder)):
+        return read_own(path, folder, model, *limits)
+    if is_table(path) or path.is_dir():
+        raise ValueError(
+            f"data must be the name of a task, got {data}; {folder} has no tokenizer and no "
+            "processor that could read its rows"
         )
     if model.config.model_type == "hte":
         raise ValueError("data must be the name of a task for a model over trees, got a text file")
     if getattr(model.config, "input_channels", None) is not None:
         raise ValueError("data must be the name of a task: the model takes numbers, not text")
-    return read_text(path, folder, model, max_length)
+    return read_text(path, folder, model, limits[1])
+
+
+def _has_reader(folder: Path) -> bool:
+    """Whether texts or images can be read as the model takes them."""
+    found = [*folder.glob("tokenizer*"), *folder.glob("vocab.txt")]
+    return bool(found) or (folder / "preprocessor_config.json").is_file()
 
 
 def _add_training(

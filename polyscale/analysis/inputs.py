@@ -95,6 +95,32 @@ def _byte_name(byte: int) -> str:
     return chr(byte) if byte < 128 else f"<{byte:02x}>"
 
 
+def read_own(path: Path, folder: Path, model: Any, examples: int, max_length: int) -> Examples:
+    """The first rows of a table or files of a folder, as the model's own training reads them."""
+    from polyscale.training.answers import InputReader, read_inputs
+
+    reader = InputReader(folder, model)
+    found = read_inputs(str(path), folder)
+    items = found.items[:examples]
+    samples = [reader.sample(item, max_length) for item in items]
+    batch = {name: value for name, value in reader.collate(samples).items() if name != "labels"}
+    ids = samples[0].get("input_ids")
+    tokens: list[str] | None = None
+    if ids is not None:
+        coded = reader.coder.tokenizer
+        tokens = (
+            [_byte_name(number - 1) for number in ids.tolist()]
+            if coded is None
+            else coded.convert_ids_to_tokens(ids.tolist())
+        )
+    first = items[0]
+    shown = first.where if isinstance(first.content, bytes) else first.text
+    notes = found.notes()
+    if found.text:
+        notes.append(f"Texts are in the column {', '.join(found.text)} of {path.name}.")
+    return Examples(batch, tokens, shown, path.name, notes)
+
+
 def read_task(
     name: str,
     folder: Path,

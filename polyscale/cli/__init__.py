@@ -43,7 +43,7 @@ def make_app() -> typer.Typer:
     """The Typer application with all commands."""
     import typer
 
-    from polyscale.cli import checkout, demo, models, training
+    from polyscale.cli import answers, checkout, demo, models, training
 
     app = typer.Typer(
         help="Multi-scale attention for PyTorch.",
@@ -70,7 +70,9 @@ def make_app() -> typer.Typer:
     for command in (
         demo.demo,
         training.train,
-        training.evaluate,
+        answers.evaluate,
+        answers.predict,
+        answers.generate,
         training.compare,
         checkout.reproduce,
         checkout.status,

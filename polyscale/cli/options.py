@@ -19,3 +19,5 @@ CHANGES = typer.Option(
 RESUME = typer.Option(
     False, "--resume", help="Continue unfinished runs; finished ones are not repeated."
 )
+TEXT_COLUMN = typer.Option(None, help="Column of texts; several, as title,body, are fields.")
+LABEL_COLUMN = typer.Option(None, help="Column of labels.")

@@ -1,8 +1,7 @@
-"""`polyscale train`, `evaluate` and `compare`."""
+"""`polyscale train` and `compare`."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from polyscale.cli import options
+from polyscale.cli import options, own
 from polyscale.cli.demo import show_comparison
 from polyscale.cli.errors import one_line_errors
 
@@ -19,57 +18,77 @@ if TYPE_CHECKING:
     from polyscale.training.config import RunConfig
 
 _CONFIG = typer.Argument(None, help="A YAML file, instead of task and model.")
-_RUN_OUTPUT = typer.Option(..., help="Folder of the run.")
-_RUN = typer.Argument(help="Folder of a run.")
+_RUN_OUTPUT = typer.Option(None, help="Folder of the run (with --data: runs/NAME-MODEL).")
 _COMPARE_OUTPUT = typer.Option(None, help="Folder (runs/compare-TASK).")
 
 
 def train(
     config: Path | None = _CONFIG,
     task: str | None = typer.Option(None, help="Task, such as listops or imdb-char."),
-    model: str | None = typer.Option(None, help="standard, hkt or hsa."),
+    model: str | None = typer.Option(None, help="standard, hkt, hsa, fsa or deepset."),
     levels: int | None = typer.Option(None, min=1, help="Levels of hkt (3)."),
     preset: str = options.PRESET,
     seed: int | None = typer.Option(None, min=0, help="Of weights, order and dropout (0)."),
-    output: Path = _RUN_OUTPUT,
+    output: Path | None = _RUN_OUTPUT,
     changes: list[str] = options.CHANGES,
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
+    data: str | None = own.DATA,
+    kind: str | None = own.KIND,
+    text_column: str | None = options.TEXT_COLUMN,
+    label_column: str | None = options.LABEL_COLUMN,
+    labels: str | None = own.LABELS,
+    validation: str | None = own.VALIDATION,
+    test: str | None = own.TEST,
+    trees: str | None = own.TREES,
+    document_format: str | None = own.FORMAT,
+    tokenizer: str | None = own.TOKENIZER,
+    length: int | None = own.LENGTH,
 ) -> None:
-    """Train one model on one task."""
+    """Train one model on one task, or on your own data (--data)."""
     with one_line_errors(resumable=True):
         from polyscale.training.presets import preset_config
         from polyscale.training.processes import join_processes
         from polyscale.training.run import run
 
-        if config is not None:
-            if task or model or levels:
-                raise ValueError(
-                    "give either a YAML file or --task and --model (change it with --set)"
-                )
-            chosen = _read_config(config, seed)
-        elif task and model:
-            chosen = preset_config(task, model, preset, seed=seed or 0, levels=levels)
+        of_data = {
+            "data": data,
+            "text": text_column,
+            "label": label_column,
+            "labels": labels,
+            "validation": validation,
+            "test": test,
+            "format": document_format,
+            "tokenizer": tokenizer,
+            "length": length,
+        }
+        loaded = None
+        if data is not None:
+            if config is not None or task:
+                raise ValueError("--data must come without a YAML file and --task, got both")
+            chosen, loaded = own.plan(of_data, model, kind, trees, preset, seed, levels, changes)
+            output = output or Path("runs") / f"{Path(data).stem}-{chosen.model}"
         else:
-            raise ValueError("train takes a YAML file, or --task and --model")
-        result = run(_changed(chosen, changes), output, data_dir=data_dir, resume=resume)
+            own.refuse_without_data({**of_data, "kind": kind, "trees": trees})
+            if config is not None:
+                if task or model or levels:
+                    raise ValueError(
+                        "give either a YAML file or --task and --model (change it with --set)"
+                    )
+                chosen = _read_config(config, seed)
+            elif task and model:
+                chosen = preset_config(task, model, preset, seed=seed or 0, levels=levels)
+            else:
+                raise ValueError("train takes --data, a YAML file, or --task and --model")
+            chosen = _changed(chosen, changes)
+        if output is None:
+            raise ValueError("--output must be a folder for the run, got none")
+        result = run(chosen, output, data_dir=data_dir, data=loaded, resume=resume)
         if not join_processes().is_main_process:
             return
         unit = " %" if result.higher_is_better else " bits per token"
         print(f"{result.task}, {result.model}, seed {result.seed}: test {result.score:.2f}{unit}")
         print(f"Run: {output}")
-
-
-def evaluate(
-    folder: Path = _RUN,
-    split: str = typer.Option("test", help="train, validation or test."),
-    data_dir: Path | None = options.DATA_DIR,
-) -> None:
-    """Measure a trained model; prints JSON."""
-    with one_line_errors():
-        from polyscale.training.run import evaluate_run
-
-        print(json.dumps(evaluate_run(folder, split=split, data_dir=data_dir)))
 
 
 def compare(

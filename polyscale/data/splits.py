@@ -184,9 +184,10 @@ class SequenceSplit(Split):
 
 
 class WindowSplit(Split):
-    """Adjacent windows of a stream of bytes; the last one may be shorter.
+    """Adjacent windows of a stream of tokens, by default bytes; the last one may be shorter.
 
-    Labels are the bytes themselves. A model predicts all bytes of a window but the first.
+    Labels are the tokens themselves. A model predicts all of a window but the first. A token id is
+    the stored value plus `shift`, and `decode` turns token ids into text.
 
     >>> split = WindowSplit(torch.tensor(list(b"abcdefg")).byte(), length=3)
     >>> [split.text(index) for index in range(len(split))]
@@ -195,24 +196,64 @@ class WindowSplit(Split):
 
     labels = None
 
-    def __init__(self, stream: Tensor, length: int) -> None:
-        self.stream = stream  # [total bytes], uint8
+    def __init__(
+        self,
+        stream: Tensor,
+        length: int,
+        *,
+        shift: int = 1,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        self.stream = stream  # [total tokens], uint8 or any integer type
         self.length = length
+        self.shift = shift
+        self.decode = decode or decode_bytes
         full, rest = divmod(len(stream), length)
-        # A single byte has no context to be predicted from.
+        # A single token has no context to be predicted from.
         sizes = [length] * full + ([rest] if rest > 1 else [])
         self.lengths = torch.tensor(sizes, dtype=torch.int64)
         self.groups = {"length": self.lengths}
 
     def _sample(self, index: int) -> dict[str, Tensor]:
-        ids = self._bytes(index).long() + 1
+        ids = self._ids(index)
         return {"input_ids": ids, "labels": ids.clone()}
 
     def _text(self, index: int) -> str:
-        return bytes(self._bytes(index).tolist()).decode("utf-8", errors="replace")
+        return self.decode(self._ids(index).tolist())
 
-    def _bytes(self, index: int) -> Tensor:
-        return self.stream[index * self.length : (index + 1) * self.length]
+    def _ids(self, index: int) -> Tensor:
+        window = self.stream[index * self.length : (index + 1) * self.length]
+        return window.long() + self.shift
+
+
+class ListSplit(Split):
+    """Samples that are kept as they are, each with its text.
+
+    >>> from polyscale.trees import SignalTree
+    >>> tree = SignalTree.from_windows(2)
+    >>> sample = {"inputs": [5, 6], "tree": tree, "labels": torch.tensor(1)}
+    >>> split = ListSplit([sample], ["five six"], torch.tensor([1]), torch.tensor([2]))
+    >>> split[0]["inputs"], split.text(0), split.lengths.tolist()
+    ([5, 6], 'five six', [2])
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[dict[str, Any]],
+        texts: Sequence[str],
+        labels: Tensor | None,
+        lengths: Tensor,
+    ) -> None:
+        self.samples, self.texts = samples, texts
+        self.labels = None if labels is None else labels.long()
+        self.lengths = lengths
+        self.groups = {"length": lengths}
+
+    def _sample(self, index: int) -> dict[str, Any]:
+        return dict(self.samples[index])
+
+    def _text(self, index: int) -> str:
+        return self.texts[index]
 
 
 @dataclass(frozen=True)
@@ -238,6 +279,8 @@ class TaskData:
     key_names: tuple[str, ...] = ()
     # The meaning of token ids: BYTES (id = byte + 1), or a word for each id; None without tokens.
     tokens: str | tuple[str, ...] | None = None
+    # What turns a user's texts, documents or images into inputs; saved with the model.
+    processor: Any = None
 
     def __repr__(self) -> str:
         sizes = f"train={len(self.train)}, validation={len(self.validation)}, test={len(self.test)}"

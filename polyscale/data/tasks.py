@@ -14,6 +14,17 @@ from polyscale.checks import check_choice, check_integer
 from polyscale.data.coco import load_coco
 from polyscale.data.images import load_images
 from polyscale.data.listops_task import load_listops
+from polyscale.data.own.tasks import (
+    DOCUMENTS,
+    LANGUAGE,
+    OWN_TASKS,
+    PIXELS,
+    TEXTS,
+    load_own_documents,
+    load_own_images,
+    load_own_language,
+    load_own_texts,
+)
 from polyscale.data.splits import Split, TaskData
 from polyscale.data.stream import load_stream
 from polyscale.data.synthetic import load_copy, load_recall
@@ -22,12 +33,15 @@ from polyscale.data.words import load_words
 
 __all__ = [
     "LANGUAGE_TASKS",
+    "OWN_TASKS",
     "TASKS",
     "TREE_TASKS",
     "LabelledTexts",
     "Split",
     "TaskData",
     "TextSplits",
+    "is_language_task",
+    "is_tree_task",
     "load_task",
     "load_texts",
     "task_options",
@@ -48,8 +62,8 @@ def load_task(
     """The data of a task; `task_options(name)` lists its options.
 
     Files come from `data_dir`, or the folder in POLYSCALE_DATA, or the Hugging Face Hub; listops,
-    mqar and copy are generated. `seed` decides the generated samples, and which training samples
-    are held out for validation.
+    mqar and copy are generated; the `OWN_TASKS` read what their option `data` names. `seed` decides
+    the generated samples, and which training samples are held out for validation.
 
     >>> task = load_task("copy", length=4, train=100, validation=10, test=10)
     >>> task.max_length, len(task.train), task.train[0]["labels"][:5].tolist()
@@ -64,7 +78,9 @@ def load_task(
         )
     check_integer("seed", seed, least=0)
     data = _LOADERS[name]((data_dir, seed, progress), **options)
-    source = {"task": name, "options": {**known, **options}, **data.source}
+    more = dict(data.source)
+    resolved = more.pop("resolved", {})  # what was guessed from a user's own data
+    source = {"task": name, "options": {**known, **options, **resolved}, **more}
     # Through JSON (no tuples, no paths), so that it equals what is read from a saved result.
     return replace(data, source=json.loads(json.dumps(source, default=str)))
 
@@ -75,7 +91,7 @@ def task_options(name: str) -> dict[str, Any]:
     >>> task_options("imdb-char")
     {'length': 1024}
     """
-    check_choice("name", name, TASKS)
+    check_choice("name", name, (*TASKS, *OWN_TASKS))
     parameters = inspect.signature(_LOADERS[name]).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
@@ -211,6 +227,23 @@ _LOADERS: dict[str, Callable[..., TaskData]] = {
     "coco18": _coco18,
 }
 TASKS: tuple[str, ...] = tuple(_LOADERS)
+# A user's own data: the same, but for a name and sizes that are known in advance.
+_LOADERS |= {
+    TEXTS: load_own_texts,
+    LANGUAGE: load_own_language,
+    DOCUMENTS: load_own_documents,
+    PIXELS: load_own_images,
+}
 # Tasks whose samples have a tree.
 TREE_TASKS: tuple[str, ...] = ("imdb-words", "agnews-words", "sst2-words", "coco18")
 LANGUAGE_TASKS: tuple[str, ...] = ("enwik8", "mqar", "copy")
+
+
+def is_tree_task(name: str) -> bool:
+    """Whether the samples of a task have a tree."""
+    return name in (*TREE_TASKS, DOCUMENTS)
+
+
+def is_language_task(name: str) -> bool:
+    """Whether a task is to predict tokens."""
+    return name in (*LANGUAGE_TASKS, LANGUAGE)

@@ -16,10 +16,13 @@ from polyscale.models.hsa.modeling import HSAForCausalLM, HSAModel  # noqa: E402
 from polyscale.models.hte.collation import collate_trees  # noqa: E402
 from polyscale.models.hte.configuration import HTEConfig  # noqa: E402
 from polyscale.models.hte.modeling import HTEForClassification, HTEModel  # noqa: E402
+from polyscale.models.hte.pipeline import DocumentClassificationPipeline  # noqa: E402
 from polyscale.models.hte.processing import HTEProcessor  # noqa: E402
+from polyscale.models.pixels import PixelProcessor  # noqa: E402
 from polyscale.models.tokenizers import byte_tokenizer, word_tokenizer  # noqa: E402
 
 __all__ = [
+    "DocumentClassificationPipeline",
     "HKTConfig",
     "HKTForCausalLM",
     "HKTForSequenceClassification",
@@ -32,6 +35,7 @@ __all__ = [
     "HTEForClassification",
     "HTEModel",
     "HTEProcessor",
+    "PixelProcessor",
     "byte_tokenizer",
     "collate_trees",
     "word_tokenizer",

@@ -26,7 +26,7 @@ from polyscale.models import (
 )
 from polyscale.trees import SignalTree
 
-_WINDOWS = (4, 8, 16)
+WINDOWS = (4, 8, 16)
 # The hierarchical encoder and its baselines, by what `HTEConfig` calls their attention.
 _ATTENTIONS = {"hsa": "hierarchical", "fsa": "flat", "deepset": "none"}
 
@@ -73,13 +73,17 @@ def model_for_task(model: str, options: dict[str, Any], data: TaskData) -> Model
         )
     if data.modalities is not None:
         return ModelForTask(_hte(options, data), data)
-    windows = options.pop("windows", _WINDOWS)
-    trees = replace(data, collate=partial(_collate_windows, windows))
+    windows = options.pop("windows", WINDOWS)
+    trees = replace(data, collate=partial(collate_windows, windows))
     return ModelForTask(_hte(options, data), trees)
 
 
-def tokenizer_for_task(data: TaskData) -> PreTrainedTokenizerFast | None:
-    """The tokenizer of a task; None for pixels and trees."""
+def tokenizer_for_task(data: TaskData) -> PreTrainedTokenizerFast | Any | None:
+    """What turns texts into inputs, saved with a model: a tokenizer, or the processor of a user's
+    own data; None for the pixels and trees of other tasks.
+    """
+    if data.processor is not None:
+        return data.processor
     if data.tokens is None:
         return None
     if data.tokens != BYTES:
@@ -158,9 +162,7 @@ def _builder(
     return partial(make_model, config)
 
 
-def _collate_windows(
-    windows: Sequence[int], samples: Sequence[dict[str, Tensor]]
-) -> dict[str, Any]:
+def collate_windows(windows: Sequence[int], samples: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     """Each sequence as the leaves of a tree of windows."""
     return collate_trees(
         [

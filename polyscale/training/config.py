@@ -13,7 +13,13 @@ from typing import Any
 import yaml
 
 from polyscale.checks import check_choice, check_integer
-from polyscale.data.tasks import LANGUAGE_TASKS, TASKS, TREE_TASKS, task_options
+from polyscale.data.tasks import (
+    OWN_TASKS,
+    TASKS,
+    is_language_task,
+    is_tree_task,
+    task_options,
+)
 from polyscale.training.settings import TrainingSettings
 
 MODELS = ("standard", "hkt", "hsa", "fsa", "deepset")
@@ -24,9 +30,16 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML in which 1e-3 is a number (YAML 1.1 requires 1.0e-3)."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Safe YAML that quotes texts such as "1e5", which `_Loader` would read as numbers."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )
 
 
 # Aliases of aliases can double the size of a document with every line. Expanded, they may add at
@@ -101,8 +114,8 @@ class RunConfig:
     name: str = ""
 
     def __post_init__(self) -> None:
-        for option, value, known in (("task", self.task, TASKS), ("model", self.model, MODELS)):
-            check_choice(option, value, known)
+        check_choice("task", self.task, (*TASKS, *OWN_TASKS))
+        check_choice("model", self.model, MODELS)
         hint = f"these are the models for the task {self.task}"
         check_choice("model", self.model, models_of_task(self.task), hint)
         for option in ("seed", "data_seed"):
@@ -110,7 +123,7 @@ class RunConfig:
         _check_names("names of task_options", self.task_options, task_options(self.task))
         # Measured: a compiled step of the tree encoder takes 3 % longer than an eager one, and the
         # first two take 45 seconds; what trees need besides attention breaks its graph 40 times.
-        if self.training.compile and self.model == "hsa" and self.task not in LANGUAGE_TASKS:
+        if self.training.compile and self.model == "hsa" and not is_language_task(self.task):
             raise ValueError(
                 "training.compile must be false for the tree encoder (model hsa, task "
                 f"{self.task}), got true: its steps are not faster when compiled, as each batch "
@@ -157,7 +170,8 @@ class RunConfig:
 
     def to_yaml(self) -> str:
         # Through JSON, where tuples become lists: YAML has no tuples.
-        return yaml.safe_dump(json.loads(json.dumps(self.as_dict())), sort_keys=False)
+        content = json.loads(json.dumps(self.as_dict()))
+        return yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 
     def with_values(self, assignments: Mapping[str, Any]) -> RunConfig:
         """A copy with dotted names set, such as `training.steps` or `model_options.levels`."""
@@ -196,9 +210,9 @@ def models_of_task(task: str) -> tuple[str, ...]:
     >>> models_of_task("coco18"), models_of_task("copy")
     (('hsa', 'fsa', 'deepset'), ('standard', 'hkt', 'hsa'))
     """
-    if task in TREE_TASKS:
+    if is_tree_task(task):
         return ("hsa", "fsa", "deepset")
-    return ("standard", "hkt", "hsa") if task in LANGUAGE_TASKS else MODELS
+    return ("standard", "hkt", "hsa") if is_language_task(task) else MODELS
 
 
 def read_assignment(text: str) -> tuple[str, Any]:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from polyscale.checks import check_choice
-from polyscale.data.tasks import TASKS, TREE_TASKS
+from polyscale.data.own.tasks import DOCUMENTS, LANGUAGE, PIXELS, TEXTS
+from polyscale.data.tasks import OWN_TASKS, TASKS, is_tree_task
 from polyscale.training.config import MODELS, RunConfig
 from polyscale.training.settings import TrainingSettings
 
@@ -79,6 +80,9 @@ _HKT_TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("scifar10", "small"): {"filter_rate": 0.25},
 }
 _SMALL_TEXTS = {"embedding": "learned", "train": 2_000, "validation": 200, "test": 200}
+# A user's own data have the options and the budget of the task that is most like them; what
+# follows from their number is set by `plan_own_run`.
+_LIKE = {TEXTS: "imdb-char", LANGUAGE: "enwik8", DOCUMENTS: "imdb-words", PIXELS: "scifar10"}
 _TINY_TRAINING = {
     "steps": 40,
     "batch_size": 16,
@@ -159,24 +163,27 @@ def preset_config(
     3
     """
     for option, value, known in (
-        ("task", task, TASKS),
+        ("task", task, (*TASKS, *OWN_TASKS)),
         ("model", model, MODELS),
         ("preset", preset, PRESETS),
     ):
         check_choice(option, value, known)
-    options = dict(_TREE_SIZES[preset] if task in TREE_TASKS else _SIZES[preset])
-    in_table = (task, preset) in _TABLE_SIZES and model in ("standard", "hkt")
+    options = dict(_TREE_SIZES[preset] if is_tree_task(task) else _SIZES[preset])
+    like = _LIKE.get(task, task)
+    in_table = (like, preset) in _TABLE_SIZES and model in ("standard", "hkt")
     if in_table:
-        options |= _TABLE_SHARED | _TABLE_SIZES[task, preset]
+        options |= _TABLE_SHARED | _TABLE_SIZES[like, preset]
+    if task == LANGUAGE:
+        options["positions"] = "rotary"  # a prompt and its answer may be longer than a window
     if model == "hkt":
         options["levels"] = LEVELS
-        options |= _TABLE_HKT | _TABLE_HKT_BY_TASK.get(task, {}) if in_table else {}
+        options |= _TABLE_HKT | _TABLE_HKT_BY_TASK.get(like, {}) if in_table else {}
         options |= {} if levels is None else {"levels": levels}
     elif levels is not None:
         raise ValueError(f"levels must be given with the model 'hkt' only, got it with {model!r}")
-    training = _TINY_TRAINING if preset == "tiny" else _with_pace(_TRAINING[task, preset])
+    training = _TINY_TRAINING if preset == "tiny" else _with_pace(_TRAINING[like, preset])
     if model == "hkt":
-        training = training | _HKT_TRAINING.get((task, preset), {})
+        training = training | _HKT_TRAINING.get((like, preset), {})
     return RunConfig(
         task=task,
         model=model,

@@ -194,7 +194,14 @@ def git_commit() -> str | None:
 def _prepare_folder(config: RunConfig, output: Path, *, resume: bool) -> RunResult | None:
     """Check the content of the folder; returns the result of a finished run."""
     if (output / CONFIG_NAME).exists():
-        difference = read_config(output).first_difference(config)
+        before = read_config(output)
+        difference = before.first_difference(config)
+        if before.task_options.get("digest") != config.task_options.get("digest"):
+            raise FileExistsError(
+                f"{output} holds a run on other data (digest "
+                f"{before.task_options.get('digest')}, now {config.task_options.get('digest')}): "
+                "restore the data to resume it, or choose another folder"
+            )
         if difference is not None:
             raise FileExistsError(
                 f"{output} holds another run ({difference}): choose another folder"

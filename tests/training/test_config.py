@@ -28,6 +28,13 @@ def test_numbers_may_be_written_with_an_exponent(tmp_path):
     assert RunConfig.from_yaml(tmp_path / "run.yaml").training.learning_rate == 3e-4
 
 
+def test_texts_that_begin_or_look_like_numbers_stay_texts(tmp_path):
+    options = {"data": "2e5cc2.csv", "label": "1e5", "text": ["1e-3", "0x1f"], "digest": "9e1x"}
+    config = RunConfig(task="own-texts", model="hkt", task_options=options)
+    (tmp_path / "run.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    assert RunConfig.from_yaml(tmp_path / "run.yaml") == config
+
+
 def test_a_small_file_is_enough_and_defaults_fill_the_rest(tmp_path):
     (tmp_path / "run.yaml").write_text("task: copy\nmodel: standard\n", encoding="utf-8")
     assert RunConfig.from_yaml(tmp_path / "run.yaml") == RunConfig(task="copy", model="standard")

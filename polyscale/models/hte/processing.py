@@ -178,7 +178,12 @@ class HTEProcessor(ProcessorMixin):
         )
 
     def read(self, document: Any) -> Document:
-        """Return the tree of a document (its source, or a Path to it) or record."""
+        """Return the tree of a document (its source, or a Path to it) or record.
+
+        A document that is read already is returned as it is.
+        """
+        if isinstance(document, Document):
+            return document
         if isinstance(document, Path):
             document = document.read_text(encoding="utf-8")
         reading = Reading(
