@@ -13,6 +13,7 @@ from reproduction.study import Study
 # Imported when asked for: a study may need packages that the others do without.
 _MODULES = {
     "hkt": "reproduction.hkt",
+    "documents": "reproduction.documents",
     "hsa": "reproduction.hsa",
     "hsa-zero-shot": "reproduction.zero_shot",
 }

@@ -1,0 +1,111 @@
+"""The sizes of the study, its rows, and what is tried for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+TITLES = {
+    "topics": "Topics of articles",
+    "order": "Are the sections of an article in order?",
+    "reviews": "Long reviews",
+}
+TASKS = tuple(TITLES)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Everything that determines the results besides the encoder."""
+
+    name: str
+    words: int = 300  # of an article, at least
+    reviews: tuple[int, int, int] = (1600, 400, 1000)  # training, validation, test; the longest
+    shares: tuple[float, float] = (0.5, 0.15)  # of the articles: training, validation; rest: test
+    orders: int = 6  # of the sections of each training article; each epoch sees one
+    tokens: int = 64  # of a sentence for the encoder; longer ones are divided by characters
+    seeds: tuple[int, ...] = (0, 1, 2)
+    epochs: int = 12
+    batch_size: int = 16
+    hidden_size: int = 128
+    heads: int = 4
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+PRESETS = {
+    "cpu": Preset("cpu"),
+    "paper": Preset("paper", words=100, reviews=(18_000, 2_000, 25_000), epochs=30),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the tables: a name, what it is made with, and four settings to choose from."""
+
+    name: str
+    title: str
+    kind: str  # of `baselines.py`, or "hte"
+    tries: tuple[dict[str, Any], ...]
+    options: dict[str, Any]
+    tuned_as: str | None = None  # diagnostic rows take the settings of another row
+    tasks: tuple[str, ...] = TASKS
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it depends on the seed."""
+        return self.kind == "hte"
+
+
+_PENALTIES = tuple({"C": value} for value in (0.01, 0.1, 1.0, 10.0))
+_WORDS = (
+    {"C": 1.0, "bigrams": False},
+    {"C": 30.0, "bigrams": False},
+    {"C": 1.0, "bigrams": True},
+    {"C": 30.0, "bigrams": True},
+)
+_SMOOTHING = tuple({"alpha": value} for value in (0.01, 0.1, 0.3, 1.0))
+_RATES = tuple(
+    {"learning_rate": rate, "dropout": dropout} for rate in (5e-4, 2e-3) for dropout in (0.1, 0.4)
+)
+
+
+def _hte(name: str, title: str, tuned_as: str | None = None, **options: Any) -> Row:
+    return Row(name, title, "hte", _RATES, options, tuned_as)
+
+
+ROWS = (
+    Row("naive-bayes", "naive Bayes", "bayes", _SMOOTHING, {}),
+    Row("tfidf", "TF-IDF + logistic regression", "tfidf", _WORDS, {}),
+    Row(
+        "tfidf-quarters",
+        "TF-IDF of each quarter + logistic regression",
+        "tfidf",
+        _WORDS,
+        {"parts": 4},
+        tasks=("order",),
+    ),
+    Row("first-512", "MiniLM, the first 512 tokens + logistic regression", "first", _PENALTIES, {}),
+    Row("mean", "mean of sentence vectors + logistic regression", "mean", _PENALTIES, {}),
+    Row(
+        "mean-quarters",
+        "means of sentence vectors of each quarter + logistic regression",
+        "mean",
+        _PENALTIES,
+        {"parts": 4},
+    ),
+    _hte("none", "no attention", attention="none"),
+    _hte("flat", "flat attention", attention="flat"),
+    _hte("blocks", "HSA, blocks", tie="blocks"),
+    _hte("columns", "HSA, columns", tie="columns"),
+    _hte("shuffled", "HSA, columns, shuffled tree", tie="columns", tree="shuffled"),
+    # What makes the difference: settings of the row that they vary.
+    _hte("none-tree", "no attention, mean of means", "none", attention="none", pooling="tree"),
+    _hte("flat-tree", "flat attention, mean of means", "flat", attention="flat", pooling="tree"),
+    _hte("columns-tree", "HSA, columns, mean of means", "columns", tie="columns", pooling="tree"),
+    _hte("columns-bare", "HSA, columns, no positions", "columns", tie="columns", position_width=0),
+    _hte("columns-windows", "HSA, columns, windows of 8", "columns", tie="columns", tree="windows"),
+    _hte(
+        "columns-deep", "HSA, columns, two layers", "columns", tie="columns", num_hidden_layers=2
+    ),
+)

@@ -1,0 +1,143 @@
+"""The documents of each task as trees of sentences, with labels and parts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyscale.checks import check_choice
+from polyscale.data.texts import load_texts
+from polyscale.documents import Reading, read_html, read_markdown
+from polyscale.trees import SignalTree
+from reproduction.documents.articles import TOPICS, Article, read_articles
+from reproduction.documents.presets import TASKS, Preset
+
+PARTS = ("train", "validation", "test")
+_READING = Reading(sentences=True, max_family=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A document: its text, its tree, its sentences by number, and its label."""
+
+    text: str
+    tree: SignalTree
+    sentences: Tensor  # [N], numbers of the task's sentences
+    label: int
+    turn: int = -1  # of training: only in epochs of this turn; -1 for all
+
+
+@dataclass
+class Task:
+    """Documents in three parts."""
+
+    name: str
+    label_names: tuple[str, ...]
+    parts: dict[str, list[Sample]]
+    sentences: list[str]
+    key_names: tuple[str, ...]
+    turns: int = 1
+
+    def labels(self, part: str) -> Tensor:
+        return torch.tensor([sample.label for sample in self.parts[part]])
+
+    def epoch(self, number: int) -> list[Sample]:
+        """The training documents of an epoch."""
+        turn = number % self.turns
+        return [one for one in self.parts["train"] if one.turn in (-1, turn)]
+
+    def samples(self) -> Iterator[Sample]:
+        for part in PARTS:
+            yield from self.parts[part]
+
+
+@dataclass
+class _Maker:
+    """Numbers sentences while it reads documents."""
+
+    format: str
+    numbers: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, None] = field(default_factory=dict)
+
+    def sample(self, text: str, label: int, turn: int = -1) -> Sample:
+        document = (read_html if self.format == "html" else read_markdown)(text, _READING)
+        self.keys.update(dict.fromkeys(document.tree.key_names))
+        # The description of an image stands for it; there are none in these texts.
+        values = [value if isinstance(value, str) else "image" for value in document.values]
+        numbers = [self.numbers.setdefault(value, len(self.numbers)) for value in values]
+        tree = document.tree.with_modality("text")
+        return Sample(text, tree, torch.tensor(numbers), label, turn)
+
+    def task(self, name: str, labels: Sequence[str], parts: dict[str, list[Sample]], turns: int = 1):  # type: ignore[no-untyped-def] # noqa: E501
+        return Task(name, tuple(labels), parts, list(self.numbers), tuple(self.keys), turns)
+
+
+def make_task(name: str, preset: Preset, data_dir: Path, seed: int = 0) -> Task:
+    """Read and label the documents of a task; the seed chooses the parts."""
+    check_choice("name", name, TASKS)
+    if name == "reviews":
+        return _reviews(preset, data_dir, seed)
+    articles = read_articles(data_dir, preset.words)
+    return (_topics if name == "topics" else _order)(articles, preset, seed)
+
+
+def _topics(articles: list[Article], preset: Preset, seed: int) -> Task:
+    names, maker = list(TOPICS), _Maker("markdown")
+    known = [one for one in articles if one.topic is not None]
+    parts = {
+        part: [maker.sample(one.text, names.index(str(one.topic))) for one in some]
+        for part, some in _divided(known, preset, seed).items()
+    }
+    return maker.task("topics", names, parts)
+
+
+def _order(articles: list[Article], preset: Preset, seed: int) -> Task:
+    """Every article twice: its sections as they are, and in another order."""
+    maker, chosen = _Maker("markdown"), random.Random(seed)
+    known = [one for one in articles if len(one.sections()[1]) >= 3]
+    parts: dict[str, list[Sample]] = {}
+    for part, some in _divided(known, preset, seed).items():
+        found = parts.setdefault(part, [])
+        for article in some:
+            first, sections = article.sections()
+            found.append(maker.sample(first + "".join(sections), 0))
+            for turn in range(preset.orders if part == "train" else 1):
+                other = _another_order(sections, chosen)
+                text = first + "".join(other)
+                found.append(maker.sample(text, 1, turn if part == "train" else -1))
+    return maker.task("order", ("in order", "not in order"), parts, preset.orders)
+
+
+def _another_order(sections: list[str], chosen: random.Random) -> list[str]:
+    order = list(range(len(sections)))
+    while order == sorted(order):
+        chosen.shuffle(order)
+    # The last one may have no line break at its end.
+    return [sections[index].rstrip("\n") + "\n\n" for index in order]
+
+
+def _reviews(preset: Preset, data_dir: Path, seed: int) -> Task:
+    splits, maker = load_texts("imdb-char", data_dir, seed=seed), _Maker("html")
+    parts = {}
+    for part, count in zip(PARTS, preset.reviews, strict=True):
+        texts = getattr(splits, part)
+        pairs = list(zip(texts.texts, texts.labels.tolist(), strict=True))
+        pairs.sort(key=lambda pair: -len(pair[0].split()))  # the longest ones
+        parts[part] = [maker.sample(text, label) for text, label in pairs[:count]]
+    return maker.task("reviews", splits.label_names, parts)
+
+
+def _divided(articles: list[Article], preset: Preset, seed: int) -> dict[str, list[Article]]:
+    """The articles in three parts, none in two."""
+    order = list(articles)
+    random.Random(seed).shuffle(order)
+    train = round(preset.shares[0] * len(order))
+    validation = train + round(preset.shares[1] * len(order))
+    return dict(
+        zip(PARTS, (order[:train], order[train:validation], order[validation:]), strict=True)
+    )
