@@ -43,7 +43,9 @@ def split_long(text: str, begin: int, end: int, most: int) -> Iterable[tuple[int
         stop = end
         if end - begin > most:
             # At the last space, where there is one.
-            space = max(text.rfind(" ", begin, begin + most + 1), text.rfind("\n", begin, begin + most + 1))
+            space = max(
+                text.rfind(" ", begin, begin + most + 1), text.rfind("\n", begin, begin + most + 1)
+            )
             stop = space if space > begin else begin + most
         last = stop
         while text[last - 1].isspace():

@@ -75,19 +75,21 @@ class Article:
         return first, kept
 
 
-def read_articles(data_dir: Path, words: int) -> list[Article]:
-    """Return the articles of at least so many words, sorted by title."""
+def read_articles(data_dir: Path, least: int, most: int) -> list[Article]:
+    """Return the articles of `least` to `most` words, sorted by title."""
     found = []
     for page in read_pages(data_dir):
         match = _PAGE.search(page)
         if match is None:
             continue
         title, source = unescape(match[1]), unescape(match[2])
-        is_other = re.match(r"(?:Wikipedia|Template|Image|Category|MediaWiki|Portal|Help|User):", title)
+        is_other = re.match(
+            r"(?:Wikipedia|Template|Image|Category|MediaWiki|Portal|Help|User):", title
+        )
         if is_other or source.lstrip()[:9].lower() == "#redirect":
             continue
         article = Article(title, markdown_of(title, source), topic_of(source))
-        if article.words >= words:
+        if least <= article.words <= most:
             found.append(article)
     return sorted(found, key=lambda one: one.title)
 

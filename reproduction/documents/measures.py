@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from reproduction.documents.baselines import fit_baseline
 from reproduction.documents.presets import ROWS, TASKS, Preset, Row
 from reproduction.documents.tasks import PARTS, Sample, Task, make_task
 from reproduction.documents.training import predict, train
-from reproduction.documents.vectors import encode, load_vectors, save_vectors
+from reproduction.documents.vectors import FOLDER, VectorFile
 from reproduction.measuring import Measurement
 from reproduction.records import Records
 from reproduction.zero_shot.pretrained import pretrained_model
@@ -41,12 +42,21 @@ class Desk:
         if name not in self._tasks:
             self._tasks.clear()
             self._vectors.clear()
-            self._tasks[name] = make_task(name, self.preset, self.data_dir, self.seed)
+            path = self.output / FOLDER / f"{name}.pickle"  # reading takes longer than a run
+            if not path.is_file():
+                task = make_task(name, self.preset, self.data_dir, self.seed)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.with_suffix(".part").write_bytes(pickle.dumps(task))
+                path.with_suffix(".part").replace(path)
+            self._tasks[name] = pickle.loads(path.read_bytes())
         return self._tasks[name]
 
     def vectors(self, name: str) -> dict[str, Tensor]:
         if name not in self._vectors:
-            self._vectors[name] = load_vectors(self.output, name)
+            self._vectors[name] = {
+                kind: VectorFile(self.output, f"{name}-{kind}").load()
+                for kind in ("sentences", "documents")
+            }
         return self._vectors[name]
 
     def chosen(self, task: str, row: Row) -> dict[str, Any]:
@@ -59,10 +69,11 @@ class Desk:
 
 def units(preset: Preset) -> list[Measurement]:
     """All measurements; test documents are looked at when the settings of a task are chosen."""
-    found: list[Measurement] = []
+    found = [
+        Measurement(f"vectors {task}", "vectors", task, {}, _vectors_of(task)) for task in TASKS
+    ]
     for task in TASKS:
         rows = [row for row in ROWS if task in row.tasks]
-        found.append(Measurement(f"vectors {task}", "vectors", task, {}, _vectors_of(task)))
         for row in rows:
             for number, setting in enumerate(row.tries if row.tuned_as is None else ()):
                 config = {"row": row.name, "setting": setting, "options": row.options}
@@ -81,15 +92,16 @@ def _vectors_of(name: str) -> Callable[[Desk], dict[str, Any]]:
     def measure(desk: Desk) -> dict[str, Any]:
         task, source = desk.task(name), pretrained_model()
         encoder, tokenizer = source.encoder(), source.tokenizer()
-        began = time.perf_counter()
-        sentences = encode(task.sentences, encoder, tokenizer, desk.preset.tokens)
-        middle = time.perf_counter()
-        documents = encode([one.text for one in task.samples()], encoder, tokenizer, 512)
-        ended = time.perf_counter()
-        save_vectors(desk.output, name, {"sentences": sentences, "documents": documents})
+        texts = {
+            "sentences": (task.sentences, desk.preset.tokens),
+            "documents": ([one.text for one in task.samples()], 512),
+        }
+        seconds = {
+            kind: VectorFile(desk.output, f"{name}-{kind}").encode(some, encoder, tokenizer, tokens)
+            for kind, (some, tokens) in texts.items()
+        }
         return {
-            "sentence_seconds": round(middle - began, 1),
-            "document_seconds": round(ended - middle, 1),
+            **{f"seconds_of_{kind}": round(took, 1) for kind, took in seconds.items()},
             **_description(task),
         }
 

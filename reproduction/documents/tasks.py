@@ -30,6 +30,7 @@ class Sample:
     sentences: Tensor  # [N], numbers of the task's sentences
     label: int
     turn: int = -1  # of training: only in epochs of this turn; -1 for all
+    number: int = 0  # among all documents of the task
 
 
 @dataclass
@@ -52,8 +53,12 @@ class Task:
         return [one for one in self.parts["train"] if one.turn in (-1, turn)]
 
     def samples(self) -> Iterator[Sample]:
-        for part in PARTS:
-            yield from self.parts[part]
+        """All documents, in the order of their numbers."""
+        yield from sorted((one for part in PARTS for one in self.parts[part]), key=_number)
+
+
+def _number(sample: Sample) -> int:
+    return sample.number
 
 
 @dataclass
@@ -63,6 +68,7 @@ class _Maker:
     format: str
     numbers: dict[str, int] = field(default_factory=dict)
     keys: dict[str, None] = field(default_factory=dict)
+    count: int = 0
 
     def sample(self, text: str, label: int, turn: int = -1) -> Sample:
         document = (read_html if self.format == "html" else read_markdown)(text, _READING)
@@ -71,9 +77,12 @@ class _Maker:
         values = [value if isinstance(value, str) else "image" for value in document.values]
         numbers = [self.numbers.setdefault(value, len(self.numbers)) for value in values]
         tree = document.tree.with_modality("text")
-        return Sample(text, tree, torch.tensor(numbers), label, turn)
+        self.count += 1
+        return Sample(text, tree, torch.tensor(numbers), label, turn, self.count - 1)
 
-    def task(self, name: str, labels: Sequence[str], parts: dict[str, list[Sample]], turns: int = 1):  # type: ignore[no-untyped-def] # noqa: E501
+    def task(
+        self, name: str, labels: Sequence[str], parts: dict[str, list[Sample]], turns: int = 1
+    ) -> Task:
         return Task(name, tuple(labels), parts, list(self.numbers), tuple(self.keys), turns)
 
 
@@ -82,7 +91,7 @@ def make_task(name: str, preset: Preset, data_dir: Path, seed: int = 0) -> Task:
     check_choice("name", name, TASKS)
     if name == "reviews":
         return _reviews(preset, data_dir, seed)
-    articles = read_articles(data_dir, preset.words)
+    articles = read_articles(data_dir, *preset.words)
     return (_topics if name == "topics" else _order)(articles, preset, seed)
 
 

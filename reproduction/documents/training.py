@@ -37,11 +37,11 @@ class Inputs:
         }
 
     def _of(self, sample: Sample) -> tuple[SignalTree, Tensor]:
-        key = id(sample)
+        key = sample.number
         if key not in self.trees:
             tree, rows = sample.tree, sample.sentences
             if self.kind == "shuffled":  # the same shape; which sentence is where, is random
-                rows = rows[torch.randperm(len(rows), generator=_generator(len(self.trees)))]
+                rows = rows[torch.randperm(len(rows), generator=_generator(key))]
             elif self.kind == "windows":
                 rows = rows[tree.leaf_row[tree.leaf_order]]
                 sizes = (WINDOW, WINDOW) if len(rows) > WINDOW**2 else (WINDOW,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 FOLDER = "vectors"
 TOKENS_AT_ONCE = 4096
+PIECE = 4096  # texts
 
 
 @torch.inference_mode()
@@ -41,21 +43,37 @@ def encode(texts: Sequence[str], encoder: Any, tokenizer: Any, tokens: int) -> T
     return found
 
 
-def save_vectors(folder: Path, name: str, vectors: dict[str, Tensor]) -> None:
-    """Write the vectors of a task below the results' folder, as float16; they are not committed."""
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    halves = {key: values.half().contiguous() for key, values in vectors.items()}
-    temporary = folder / FOLDER / f"{name}.part"
-    save_file(halves, temporary)
-    temporary.replace(folder / FOLDER / f"{name}.safetensors")
+class VectorFile:
+    """The vectors of the texts of a task, made piece by piece below the results' folder.
 
+    Pieces are float16, and not committed.
+    """
 
-def load_vectors(folder: Path, name: str) -> dict[str, Tensor]:
-    """Read what `save_vectors` wrote."""
-    path = folder / FOLDER / f"{name}.safetensors"
-    if not path.is_file():
-        raise ValueError(
-            f"{path} is missing, but its record exists; vectors are not committed with results: "
-            "start again in another folder"
-        )
-    return {key: values.float() for key, values in load_file(path).items()}
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder / FOLDER / name
+
+    def encode(self, texts: Sequence[str], encoder: Any, tokenizer: Any, tokens: int) -> float:
+        """Encode what is missing; returns the seconds that it took, over all runs."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        seconds = 0.0
+        for begin in range(0, len(texts), PIECE):
+            path = self.folder / f"{begin}.safetensors"
+            if not path.is_file():
+                began = time.perf_counter()
+                found = encode(texts[begin : begin + PIECE], encoder, tokenizer, tokens)
+                took = torch.tensor(time.perf_counter() - began)
+                temporary = path.with_suffix(".part")
+                save_file({"vectors": found.half(), "seconds": took}, temporary)
+                temporary.replace(path)
+            seconds += float(load_file(path)["seconds"])
+        return seconds
+
+    def load(self) -> Tensor:
+        """All vectors, [texts, C]."""
+        pieces = sorted(self.folder.glob("*.safetensors"), key=lambda path: int(path.stem))
+        if not pieces:
+            raise ValueError(
+                f"{self.folder} must have vectors, as their record exists, got none; they are not "
+                "committed with results: start again in another folder"
+            )
+        return torch.cat([load_file(path)["vectors"] for path in pieces]).float()

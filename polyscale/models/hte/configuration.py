@@ -23,8 +23,13 @@ class HTEConfig(CheckedConfig):
 
     Args:
         modalities: for each modality of the leaves `{"vocab_size": n}` for token ids or
-            `{"width": n}` for vectors, such as word vectors or image patches. The default is for
-            trees without modalities, and has enough ids for `polyscale.byte_tokenizer()`.
+            `{"width": n}` for vectors, such as those of image patches; with both, ids stand for
+            vectors of that width, such as pretrained word vectors. The default is for trees
+            without modalities, and has enough ids for `polyscale.byte_tokenizer()`.
+        encoder: configuration of a Hugging Face encoder (`config.to_dict()`) that reads the leaves
+            of the modality `encoder_modality`, each a row of token ids; None for no encoder.
+        encoder_modality: its modality, whose width is that of the encoder.
+        freeze: keep the encoder and tables of word vectors as they are in training.
         key_names: names that keyed families may use, such as the fields of records.
         hidden_size: width of the model.
         num_hidden_layers: number of layers.
@@ -64,6 +69,9 @@ class HTEConfig(CheckedConfig):
 
     modalities: dict[str, dict[str, int]] = field(default_factory=_one_modality)
     key_names: list[str] | tuple[str, ...] = ()
+    encoder: dict[str, Any] | None = None
+    encoder_modality: str = "text"
+    freeze: bool = True
     hidden_size: int = 128
     num_hidden_layers: int = 1
     num_attention_heads: int = 4
@@ -120,6 +128,7 @@ class HTEConfig(CheckedConfig):
             )
         self._validate_alpha()
         self._validate_names()
+        self._validate_encoder()
 
     def _validate_alpha(self) -> None:
         if isinstance(self.alpha, str):
@@ -133,15 +142,30 @@ class HTEConfig(CheckedConfig):
         if not self.modalities:
             raise ValueError("modalities must name at least one modality, got none")
         for name, kind in self.modalities.items():
-            if len(kind) != 1 or not set(kind) <= {"vocab_size", "width"}:
+            if not kind or not set(kind) <= {"vocab_size", "width"}:
                 raise ValueError(
-                    f"modalities[{name!r}] must be {{'vocab_size': n}} or {{'width': n}}, "
+                    f"modalities[{name!r}] must be {{'vocab_size': n}}, {{'width': n}} or both, "
                     f"got {kind!r}"
                 )
             if min(kind.values()) < 1:
                 raise ValueError(f"modalities[{name!r}] must be at least 1 wide, got {kind!r}")
         if len(set(self.key_names)) != len(self.key_names):
             raise ValueError(f"key_names must be distinct, got {list(self.key_names)}")
+
+    def _validate_encoder(self) -> None:
+        if self.encoder is None:
+            return
+        if "model_type" not in self.encoder or "hidden_size" not in self.encoder:
+            raise ValueError(
+                "encoder must be the configuration of an encoder with its model_type and "
+                f"hidden_size, got {list(self.encoder)}; use config.to_dict()"
+            )
+        expected = {"width": self.encoder["hidden_size"]}
+        if self.modalities.get(self.encoder_modality) != expected:
+            raise ValueError(
+                f"modalities[{self.encoder_modality!r}] must be {expected}, the width of the "
+                f"encoder, got {self.modalities.get(self.encoder_modality)}"
+            )
 
     def layer_options(self) -> dict[str, Any]:
         """The arguments of `HTELayer`."""

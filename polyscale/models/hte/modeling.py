@@ -21,6 +21,7 @@ from polyscale.layers.hsa_positions import DomainPositions
 from polyscale.models.base import PolyscaleModel
 from polyscale.models.hte.configuration import HTEConfig
 from polyscale.models.hte.documents import DocumentModel
+from polyscale.models.hte.embedding import LeafEncoder, WordVectors, leaf_embedding
 from polyscale.models.hte.inputs import Inputs, read_inputs
 from polyscale.trees import SignalTree
 from polyscale.trees.reshaping import nodes_left
@@ -64,11 +65,8 @@ class HTEModel(HTEPreTrainedModel):
         # A list in the order of config.modality_names: names need not be valid module names.
         self.embeddings = nn.ModuleList()
         for name in config.modality_names:
-            kind = config.modalities[name]
-            if "vocab_size" in kind:
-                self.embeddings.append(nn.Embedding(kind["vocab_size"], config.hidden_size))
-            else:
-                self.embeddings.append(nn.Linear(kind["width"], config.hidden_size))
+            self.embeddings.append(leaf_embedding(config.modalities[name], config))
+        self.encoder = None if config.encoder is None else LeafEncoder(config)
         self.positions: DomainPositions | None = None
         if config.position_width and config.attention != "none":
             self.positions = DomainPositions(
@@ -93,7 +91,8 @@ class HTEModel(HTEPreTrainedModel):
 
         Args:
             inputs: for each modality of the tree the ids `[n]` or vectors `[n, width]` of its
-                leaves, in the order of their rows; a tensor alone if there is one modality.
+                leaves, in the order of their rows; a tensor alone if there is one modality. For an
+                encoder, token ids `[n, L]` padded with -1, or the vectors `encode_leaves` made.
             tree: over N packed rows, those of all trees of a batch one after the other.
             graph_positions: `[M, position_width]` for trees with graph domains.
             output_hidden_states: whether to return the input of every layer and the last output.
@@ -148,11 +147,19 @@ class HTEModel(HTEPreTrainedModel):
         x = x.to(self.device)
         for name, (rows, values) in found.items():
             embed = self.embeddings[names.index(name)]
+            values = self._encoded(name, values)
             self._check(name, values, embed)
             if isinstance(embed, nn.Linear):
                 values = values.to(embed.weight.dtype)
             x = x.index_copy(0, rows.to(x.device), embed(values).to(x.dtype))
         return x
+
+    def _encoded(self, name: str, values: Tensor) -> Tensor:
+        """Vectors of what an encoder reads, rows of token ids; anything else as it is."""
+        is_text = name == self.config.encoder_modality and values.dim() == 2
+        if self.encoder is None or not is_text or values.is_floating_point():
+            return values
+        return self.encoder(values.to(self.device))
 
     def _check(self, name: str, values: Tensor, embed: nn.Module) -> None:
         got = f"got {values.dtype} {list(values.shape)}"
@@ -162,7 +169,7 @@ class HTEModel(HTEPreTrainedModel):
                     f"inputs[{name!r}] must be vectors [n, {embed.in_features}], {got}"
                 )
             return
-        assert isinstance(embed, nn.Embedding)
+        assert isinstance(embed, (nn.Embedding, WordVectors))
         if values.dim() != 1 or values.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"inputs[{name!r}] must be token ids [n], int64 or int32, {got}")
         # On a CPU only: elsewhere it would synchronise, and the embedding itself refuses.
