@@ -19,7 +19,7 @@ __all__ = ["STUDY", "DocumentStudy"]
 class DocumentStudy(MeasuringStudy):
     """Classifiers on frozen sentence vectors with and without a tree, and simple baselines.
 
-    Settings are chosen on validation documents, four tries a row; vectors are in `vectors` below
+    Settings are chosen on validation documents, two tries a row; vectors are in `vectors` below
     the folder of the results.
     """
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from reproduction.long_context.articles import read_pages
 
 _PAGE = re.compile(r"<title>(.*?)</title>.*?<text[^>]*>(.*?)</text>", re.DOTALL)
+_OTHER = re.compile(r"(?:Wikipedia|Template|Image|Category|MediaWiki|Portal|Help|User):")
 _CATEGORY = re.compile(r"\[\[\s*category\s*:\s*([^\]|]*)[^\]]*\]\]", re.IGNORECASE)
 _LEFT_OUT = re.compile(
     r"<!--.*?-->|<(ref|math|timeline|gallery|pre)\b[^>]*>.*?</\1>|__[A-Z]+__", re.DOTALL
@@ -43,8 +44,8 @@ TOPICS = {
     "game art literature comics opera characters paintings architecture dance poetry bands "
     "sculpture theatre mythology mythological deities plays anime",
     "technology": "computer computers software programming hardware technology aircraft spacecraft "
-    "missiles internet systems engineering vehicles computing weapons apple amiga atari automobiles "
-    "ships rail protocols companies electronics transport",
+    "missiles internet systems engineering vehicles computing weapons apple amiga atari ships "
+    "automobiles rail protocols companies electronics transport",
     "science": "chemistry chemical physics mathematics algebra astronomy biology elements geometry "
     "constellation theorems statistics diseases disorders medicine medical anatomy plants animals "
     "mammals birds fish psychology genetics hydrocarbons drugs particles analysis theory set "

@@ -21,7 +21,8 @@ def fit_baseline(
     linear: Any = require("sklearn.linear_model", "bench", "the simple rows")
     pipeline: Any = require("sklearn.pipeline", "bench", "the simple rows")
     # As many of each class as the other rows see, whose epochs differ.
-    train = [sample for turn in range(task.turns) for sample in task.epoch(turn)]
+    turns = range(1 if kind == "first" else task.turns)
+    train = [sample for turn in turns for sample in task.epoch(turn)]
     labels = [sample.label for sample in train]
     if kind in ("mean", "first"):
         preprocessing: Any = require("sklearn.preprocessing", "bench", "the simple rows")
@@ -30,9 +31,11 @@ def fit_baseline(
             linear.LogisticRegression(C=setting["C"], max_iter=2000),
         )
 
+        places = {one.number: index for index, one in enumerate(task.compared())}
+
         def features(samples: Sequence[Sample]) -> Any:
             if kind == "first":
-                return vectors["documents"][[one.number for one in samples]].numpy()
+                return vectors["documents"][[places[one.number] for one in samples]].numpy()
             return torch.stack([_means(one, vectors, parts) for one in samples]).numpy()
 
     else:

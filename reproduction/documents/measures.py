@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.timing import added_memory
 from reproduction.documents.baselines import fit_baseline
 from reproduction.documents.presets import ROWS, TASKS, Preset, Row
-from reproduction.documents.tasks import PARTS, Sample, Task, make_task
+from reproduction.documents.tasks import PARTS, Sample, Task, make_tasks
 from reproduction.documents.training import predict, train
 from reproduction.documents.vectors import FOLDER, VectorFile
 from reproduction.measuring import Measurement
@@ -44,18 +44,19 @@ class Desk:
             self._vectors.clear()
             path = self.output / FOLDER / f"{name}.pickle"  # reading takes longer than a run
             if not path.is_file():
-                task = make_task(name, self.preset, self.data_dir, self.seed)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.with_suffix(".part").write_bytes(pickle.dumps(task))
-                path.with_suffix(".part").replace(path)
+                for task in make_tasks(name, self.preset, self.data_dir, self.seed):
+                    path.with_suffix(".part").write_bytes(pickle.dumps(task))
+                    path.with_suffix(".part").replace(path.with_stem(task.name))
             self._tasks[name] = pickle.loads(path.read_bytes())
         return self._tasks[name]
 
     def vectors(self, name: str) -> dict[str, Tensor]:
         if name not in self._vectors:
+            files = {"sentences": self.task(name).shared, "documents": name}
             self._vectors[name] = {
-                kind: VectorFile(self.output, f"{name}-{kind}").load()
-                for kind in ("sentences", "documents")
+                kind: VectorFile(self.output, f"{file}-{kind}").load()
+                for kind, file in files.items()
             }
         return self._vectors[name]
 
@@ -93,12 +94,12 @@ def _vectors_of(name: str) -> Callable[[Desk], dict[str, Any]]:
         task, source = desk.task(name), pretrained_model()
         encoder, tokenizer = source.encoder(), source.tokenizer()
         texts = {
-            "sentences": (task.sentences, desk.preset.tokens),
-            "documents": ([one.text for one in task.samples()], 512),
+            "sentences": (task.shared, task.sentences, desk.preset.tokens),
+            "documents": (name, [one.text for one in task.compared()], 512),
         }
         seconds = {
-            kind: VectorFile(desk.output, f"{name}-{kind}").encode(some, encoder, tokenizer, tokens)
-            for kind, (some, tokens) in texts.items()
+            kind: VectorFile(desk.output, f"{file}-{kind}").encode(some, encoder, tokenizer, tokens)
+            for kind, (file, some, tokens) in texts.items()
         }
         return {
             **{f"seconds_of_{kind}": round(took, 1) for kind, took in seconds.items()},

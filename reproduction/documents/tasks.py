@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -44,6 +44,11 @@ class Task:
     key_names: tuple[str, ...]
     turns: int = 1
 
+    @property
+    def shared(self) -> str:
+        """What its sentences are called: both tasks of articles share theirs."""
+        return "reviews" if self.name == "reviews" else "articles"
+
     def labels(self, part: str) -> Tensor:
         return torch.tensor([sample.label for sample in self.parts[part]])
 
@@ -51,6 +56,10 @@ class Task:
         """The training documents of an epoch."""
         turn = number % self.turns
         return [one for one in self.parts["train"] if one.turn in (-1, turn)]
+
+    def compared(self) -> list[Sample]:
+        """The documents of the first epoch and those of the other parts, by their numbers."""
+        return [one for one in self.samples() if one.turn in (-1, 0)]
 
     def samples(self) -> Iterator[Sample]:
         """All documents, in the order of their numbers."""
@@ -86,39 +95,43 @@ class _Maker:
         return Task(name, tuple(labels), parts, list(self.numbers), tuple(self.keys), turns)
 
 
-def make_task(name: str, preset: Preset, data_dir: Path, seed: int = 0) -> Task:
-    """Read and label the documents of a task; the seed chooses the parts."""
+def make_tasks(name: str, preset: Preset, data_dir: Path, seed: int = 0) -> list[Task]:
+    """Read and label the documents of a task; the seed chooses the parts.
+
+    Both tasks of articles are made, because they share their sentences.
+    """
     check_choice("name", name, TASKS)
     if name == "reviews":
-        return _reviews(preset, data_dir, seed)
-    articles = read_articles(data_dir, *preset.words)
-    return (_topics if name == "topics" else _order)(articles, preset, seed)
+        return [_reviews(preset, data_dir, seed)]
+    articles, maker = read_articles(data_dir, *preset.words), _Maker("markdown")
+    order, topics = _order(articles, preset, seed, maker), _topics(articles, preset, seed, maker)
+    return [replace(task, sentences=list(maker.numbers)) for task in (order, topics)]
 
 
-def _topics(articles: list[Article], preset: Preset, seed: int) -> Task:
-    names, maker = list(TOPICS), _Maker("markdown")
+def _topics(articles: list[Article], preset: Preset, seed: int, maker: _Maker) -> Task:
+    names = list(TOPICS)
     known = [one for one in articles if one.topic is not None]
-    parts = {
-        part: [maker.sample(one.text, names.index(str(one.topic))) for one in some]
-        for part, some in _divided(known, preset, seed).items()
-    }
+    maker.count, parts = 0, {}
+    for part, some in _divided(known, preset, seed).items():
+        texts = [(first + "".join(rest), one) for one in some for first, rest in [one.sections()]]
+        parts[part] = [maker.sample(text, names.index(str(one.topic))) for text, one in texts]
     return maker.task("topics", names, parts)
 
 
-def _order(articles: list[Article], preset: Preset, seed: int) -> Task:
+def _order(articles: list[Article], preset: Preset, seed: int, maker: _Maker) -> Task:
     """Every article twice: its sections as they are, and in another order."""
-    maker, chosen = _Maker("markdown"), random.Random(seed)
+    chosen = random.Random(seed)
     known = [one for one in articles if len(one.sections()[1]) >= 3]
-    parts: dict[str, list[Sample]] = {}
+    maker.count, parts = 0, {}
     for part, some in _divided(known, preset, seed).items():
-        found = parts.setdefault(part, [])
+        found: list[Sample] = []
         for article in some:
             first, sections = article.sections()
             found.append(maker.sample(first + "".join(sections), 0))
             for turn in range(preset.orders if part == "train" else 1):
-                other = _another_order(sections, chosen)
-                text = first + "".join(other)
+                text = first + "".join(_another_order(sections, chosen))
                 found.append(maker.sample(text, 1, turn if part == "train" else -1))
+        parts[part] = found
     return maker.task("order", ("in order", "not in order"), parts, preset.orders)
 
 

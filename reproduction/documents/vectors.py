@@ -13,7 +13,7 @@ from torch import Tensor
 
 FOLDER = "vectors"
 TOKENS_AT_ONCE = 4096
-PIECE = 4096  # texts
+PIECE = 4096  # sentences, or an eighth as many documents
 
 
 @torch.inference_mode()
@@ -56,11 +56,12 @@ class VectorFile:
         """Encode what is missing; returns the seconds that it took, over all runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         seconds = 0.0
-        for begin in range(0, len(texts), PIECE):
+        piece = PIECE if tokens < 512 else PIECE // 8
+        for begin in range(0, len(texts), piece):
             path = self.folder / f"{begin}.safetensors"
             if not path.is_file():
                 began = time.perf_counter()
-                found = encode(texts[begin : begin + PIECE], encoder, tokenizer, tokens)
+                found = encode(texts[begin : begin + piece], encoder, tokenizer, tokens)
                 took = torch.tensor(time.perf_counter() - began)
                 temporary = path.with_suffix(".part")
                 save_file({"vectors": found.half(), "seconds": took}, temporary)

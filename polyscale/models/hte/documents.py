@@ -1,6 +1,7 @@
 """What HTEForClassification does with documents: predict, encode, explain."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
+from polyscale._import_hook import once_imported
 from polyscale.checks import check_choice, check_integer
 from polyscale.documents import Document
+from polyscale.documents.building import TEXT
+from polyscale.models.hte import pipeline
 from polyscale.models.hte.collation import collate_trees
+from polyscale.models.hte.embedding import load_encoder, word_table
 from polyscale.models.hte.explanation import Explanation, explain
 from polyscale.models.hte.processing import HTEProcessor
 from polyscale.trees import SignalTree
+
+once_imported("transformers.pipelines", pipeline.register)
 
 LEVELS = ("document", "section", "paragraph", "sentence", "node")
 
@@ -67,7 +74,65 @@ class DocumentModel(PreTrainedModel):
         if self.processor is not None and kwargs.get("is_main_process", True):
             self.processor.save_pretrained(os.fspath(save_directory))
 
-    def _processor(self) -> HTEProcessor:
+    @classmethod
+    def from_processor(
+        cls, processor: HTEProcessor, *, encoder: Any = None, vectors: Any = None, **options: Any
+    ) -> Any:
+        """Return a new model for what a processor makes, with pretrained leaves if given.
+
+        Args:
+            processor: becomes `model.processor`.
+            encoder: for sentences as leaves: a Hugging Face encoder, its folder or its name.
+            vectors: for words as leaves: a mapping of words to vectors of one width, such as
+                gensim's KeyedVectors. Words without one get zeros.
+            options: of `HTEConfig`; `freeze=False` trains encoder or vectors, too.
+
+        Example:
+            >>> processor = HTEProcessor.from_documents(["A fish.", "A bird."], ["f", "b"])
+            >>> vectors = {"fish": [1.0, 0.0], "bird": [0.0, 1.0]}
+            >>> from polyscale import HTEForClassification
+            >>> model = HTEForClassification.from_processor(processor, vectors=vectors)
+            >>> model.config.modalities
+            {'text': {'vocab_size': 5, 'width': 2}}
+        """
+        loaded = None if encoder is None else load_encoder(encoder)
+        if loaded is not None:
+            options["encoder"] = loaded.config.to_dict()
+        table = None if vectors is None else word_table(vectors, processor.tokenizer)
+        if table is not None:
+            options["vector_width"] = table.shape[1]
+        model = cls(processor.config(**options))
+        model.processor = processor
+        if loaded is not None:
+            model.model.encoder.encoder.load_state_dict(loaded.state_dict())
+        if table is not None:
+            place = model.config.modality_names.index(TEXT)
+            with torch.no_grad():
+                model.model.embeddings[place].table.weight.copy_(table)
+        return model
+
+    @torch.no_grad()
+    def encode_leaves(self, examples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return examples of the processor with the vectors of a frozen encoder for its inputs.
+
+        Training on them gives the same model as training on the examples, and encodes once.
+        """
+        leaves = self.model.encoder
+        if leaves is None or not self.config.freeze:
+            raise ValueError(
+                "encoder must be frozen to encode leaves in advance, got "
+                f"{'none' if leaves is None else 'freeze=False'}; train on the examples themselves"
+            )
+        name, found = self.config.encoder_modality, []
+        for example in examples:
+            inputs = dict(example["inputs"])
+            if name in inputs:
+                inputs[name] = leaves(inputs[name].to(self.device)).cpu()
+            found.append({**example, "inputs": inputs})
+        return found
+
+    def document_processor(self) -> HTEProcessor:
+        """Return the processor; an error says how to get one."""
         if self.processor is None:
             raise ValueError(
                 "processor must be set to read documents, got None; set model.processor = "
@@ -82,7 +147,7 @@ class DocumentModel(PreTrainedModel):
         One class: {"label", "score", "scores"}; several: {"labels", "scores"}, those above one
         half; a number: {"value"}.
         """
-        processor = self._processor()
+        processor = self.document_processor()
         if isinstance(documents, (str, os.PathLike, dict)):
             return self.predict([documents], batch_size=batch_size)
         check_integer("batch_size", batch_size, least=1)
@@ -90,10 +155,11 @@ class DocumentModel(PreTrainedModel):
         with _evaluating(self):
             for begin in range(0, len(documents), batch_size):
                 batch = processor(documents[begin : begin + batch_size])
-                answers += [self._answer(row) for row in self(**batch).logits.float().cpu()]
+                answers += [self.answer(row) for row in self(**batch).logits.float().cpu()]
         return answers
 
-    def _answer(self, logits: Tensor) -> dict[str, Any]:
+    def answer(self, logits: Tensor) -> dict[str, Any]:
+        """Return what `predict` returns for a document's logits."""
         kind = self.config.problem_type
         if kind == "regression" or (kind is None and len(logits) == 1):
             values = logits.tolist()
@@ -119,7 +185,7 @@ class DocumentModel(PreTrainedModel):
         check_integer("batch_size", batch_size, least=1)
         if self.config.local_pooling:
             raise ValueError("encode needs local_pooling=False: pooled leaves have no vectors")
-        processor = self._processor()
+        processor = self.document_processor()
         single = isinstance(documents, (str, os.PathLike, dict))
         read = [processor.read(one) for one in ([documents] if single else documents)]
         found = []
@@ -145,7 +211,7 @@ class DocumentModel(PreTrainedModel):
             kinds: only nodes of these kinds, such as ("section", "sentence"); all if None.
         """
         with _evaluating(self):
-            return explain(self, self._processor(), document, label, kinds)
+            return explain(self, self.document_processor(), document, label, kinds)
 
 
 class _evaluating:  # noqa: N801, a context manager

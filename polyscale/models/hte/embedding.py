@@ -19,8 +19,13 @@ class WordVectors(nn.Module):
         super().__init__()
         self.num_embeddings = count
         self.table = nn.Embedding(count, width)
-        self.table.weight.requires_grad_(not freeze)
+        self.frozen = freeze
+        self.set_requires_grad()
         self.linear = nn.Linear(width, hidden_size)
+
+    def set_requires_grad(self) -> None:
+        """A frozen table gets no gradients; loading forgets it."""
+        self.table.weight.requires_grad_(not self.frozen)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors of ids [n], mapped: [n, hidden_size]."""
@@ -40,6 +45,11 @@ class LeafEncoder(nn.Module):
             AutoConfig.for_model(options.pop("model_type"), **options)
         )
         self.frozen = config.freeze
+        self.encoder.train(not self.frozen)
+        self.set_requires_grad()
+
+    def set_requires_grad(self) -> None:
+        """A frozen encoder gets no gradients; loading forgets it."""
         self.encoder.requires_grad_(not self.frozen)
 
     def train(self, mode: bool = True) -> "LeafEncoder":
@@ -80,6 +90,22 @@ def leaf_embedding(kind: dict[str, int], config: HTEConfig) -> nn.Module:
         return nn.Linear(kind["width"], config.hidden_size)
     sizes = kind["vocab_size"], kind["width"], config.hidden_size
     return WordVectors(*sizes, freeze=config.freeze)
+
+
+def word_table(vectors: Any, tokenizer: Any) -> Tensor:
+    """The vectors of a tokenizer's words, [vocabulary, width]; zeros for words that have none."""
+    words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    known = {n: torch.as_tensor(vectors[word]) for n, word in enumerate(words) if word in vectors}
+    shapes = {tuple(vector.shape) for vector in known.values()}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
+        raise ValueError(
+            "vectors must have words of the processor, all vectors of one width, got "
+            f"{len(known)} of {len(words)} words, in shapes {sorted(shapes)}"
+        )
+    table = torch.zeros(len(words), *shape)
+    for number, vector in known.items():
+        table[number] = vector
+    return table
 
 
 def load_encoder(encoder: Any) -> PreTrainedModel:

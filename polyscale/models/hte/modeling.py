@@ -48,6 +48,15 @@ class HTEPreTrainedModel(PolyscaleModel):
     main_input_name = "leaves"
     _no_split_modules = ("HTEBlock",)
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model; frozen encoders and word vectors stay frozen."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+            if isinstance(module, (LeafEncoder, WordVectors)):
+                module.set_requires_grad()
+        return loaded
+
     def _init_own_weights(self, module: nn.Module) -> None:
         if isinstance(module, HSAAttention) and module.alpha_logits is not None:
             initialization.zeros_(module.alpha_logits)

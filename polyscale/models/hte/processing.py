@@ -107,8 +107,8 @@ class HTEProcessor(ProcessorMixin):
         check_choice("problem_type", problem_type, PROBLEMS)
         if leaves == "sentences" and format == "python":
             raise ValueError(
-                "leaves must be 'words' or 'tokens' for format='python', got 'sentences'; the leaves "
-                "of Python are its tokens"
+                "leaves must be 'words' or 'tokens' for format='python', got 'sentences'; the "
+                "leaves of Python are its tokens"
             )
         check_integer("image_size", image_size, least=1)
         if image_size % check_integer("patch_size", patch_size, least=1):
@@ -170,8 +170,8 @@ class HTEProcessor(ProcessorMixin):
         width, encoder = options.pop("vector_width", None), options.get("encoder")
         if (self.leaves == "sentences") != (encoder is not None):
             raise ValueError(
-                f"encoder must be the configuration of an encoder if leaves are sentences, and None "
-                f"otherwise, got {type(encoder).__name__} for leaves={self.leaves!r}; "
+                "encoder must be the configuration of an encoder if leaves are sentences, and "
+                f"None otherwise, got {type(encoder).__name__} for leaves={self.leaves!r}; "
                 "HTEForClassification.from_processor(processor, encoder=...) takes it from a model"
             )
         text = {"vocab_size": len(self.tokenizer)} | ({} if width is None else {"width": width})
