@@ -40,7 +40,7 @@ class DocumentStudy(MeasuringStudy):
         """The documents and vectors of a task at a time."""
         folder = find_folder(data_dir)
         if folder is None:
-            raise FileNotFoundError("data_dir must be a folder with enwik8 and IMDB, got None")
+            raise FileNotFoundError("data_dir must be a folder with enwik8, got None")
         return Desk(self.sizes(preset), records, output, folder, self.seed)
 
     def write_tables(self, output: Path, *, preset: str, data_dir: Path | None = None) -> None:

@@ -135,7 +135,7 @@ def markdown_of(title: str, source: str) -> str:
 def _until_unchanged(pattern: re.Pattern[str], by: object, text: str) -> str:
     before = None
     while text != before:
-        before, text = text, pattern.sub(by, text)  # type: ignore[arg-type, call-overload]
+        before, text = text, pattern.sub(by, text)  # type: ignore[call-overload]
     return text
 
 

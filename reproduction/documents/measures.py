@@ -25,6 +25,8 @@ from reproduction.measuring import Measurement
 from reproduction.records import Records
 from reproduction.zero_shot.pretrained import pretrained_model
 
+SHARED = "articles"  # what the sentences are of, in both tasks
+
 
 @dataclass
 class Desk:
@@ -45,7 +47,7 @@ class Desk:
             path = self.output / FOLDER / f"{name}.pickle"  # reading takes longer than a run
             if not path.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                for task in make_tasks(name, self.preset, self.data_dir, self.seed):
+                for task in make_tasks(self.preset, self.data_dir, self.seed):
                     path.with_suffix(".part").write_bytes(pickle.dumps(task))
                     path.with_suffix(".part").replace(path.with_stem(task.name))
             self._tasks[name] = pickle.loads(path.read_bytes())
@@ -53,7 +55,7 @@ class Desk:
 
     def vectors(self, name: str) -> dict[str, Tensor]:
         if name not in self._vectors:
-            files = {"sentences": self.task(name).shared, "documents": name}
+            files = {"sentences": SHARED, "documents": name}
             self._vectors[name] = {
                 kind: VectorFile(self.output, f"{file}-{kind}").load()
                 for kind, file in files.items()
@@ -77,7 +79,7 @@ def units(preset: Preset) -> list[Measurement]:
         rows = [row for row in ROWS if task in row.tasks]
         for row in rows:
             for number, setting in enumerate(row.tries if row.tuned_as is None else ()):
-                config = {"row": row.name, "setting": setting, "options": row.options}
+                config: dict[str, Any] = {"row": row.name, "setting": setting, "options": row.options}
                 name = f"tune {task} {row.name} {number}"
                 found.append(Measurement(name, "tune", task, config, _try(task, row, setting)))
         for seed in preset.seeds:
@@ -94,7 +96,7 @@ def _vectors_of(name: str) -> Callable[[Desk], dict[str, Any]]:
         task, source = desk.task(name), pretrained_model()
         encoder, tokenizer = source.encoder(), source.tokenizer()
         texts = {
-            "sentences": (task.shared, task.sentences, desk.preset.tokens),
+            "sentences": (SHARED, task.sentences, desk.preset.tokens),
             "documents": (name, [one.text for one in task.compared()], 512),
         }
         seconds = {

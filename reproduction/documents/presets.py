@@ -8,7 +8,6 @@ from typing import Any
 TITLES = {
     "order": "Are the sections of an article in order?",
     "topics": "Topics of articles",
-    "reviews": "Long reviews",
 }
 TASKS = tuple(TITLES)
 
@@ -19,12 +18,11 @@ class Preset:
 
     name: str
     words: tuple[int, int] = (500, 4000)  # of an article: at least, at most
-    reviews: tuple[int, int, int] = (500, 100, 400)  # training, validation, test; the longest
     shares: tuple[float, float] = (0.5, 0.15)  # of the articles: training, validation; rest: test
     orders: int = 6  # of the sections of each training article; each epoch sees one
     tokens: int = 64  # of a sentence for the encoder; longer ones are divided by characters
     seeds: tuple[int, ...] = (0, 1, 2)
-    epochs: int = 10
+    epochs: int = 6
     batch_size: int = 16
     hidden_size: int = 64
     heads: int = 4
@@ -35,7 +33,7 @@ class Preset:
 
 PRESETS = {
     "cpu": Preset("cpu"),
-    "paper": Preset("paper", words=(100, 100_000), reviews=(18_000, 2_000, 25_000), epochs=30),
+    "paper": Preset("paper", words=(100, 100_000), epochs=30),
 }
 
 

@@ -10,12 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyscale.checks import check_choice
-from polyscale.data.texts import load_texts
-from polyscale.documents import Reading, read_html, read_markdown
+from polyscale.documents import Reading, read_markdown
 from polyscale.trees import SignalTree
 from reproduction.documents.articles import TOPICS, Article, read_articles
-from reproduction.documents.presets import TASKS, Preset
+from reproduction.documents.presets import Preset
 
 PARTS = ("train", "validation", "test")
 _READING = Reading(sentences=True, max_family=None)
@@ -44,11 +42,6 @@ class Task:
     key_names: tuple[str, ...]
     turns: int = 1
 
-    @property
-    def shared(self) -> str:
-        """What its sentences are called: both tasks of articles share theirs."""
-        return "reviews" if self.name == "reviews" else "articles"
-
     def labels(self, part: str) -> Tensor:
         return torch.tensor([sample.label for sample in self.parts[part]])
 
@@ -74,13 +67,12 @@ def _number(sample: Sample) -> int:
 class _Maker:
     """Numbers sentences while it reads documents."""
 
-    format: str
     numbers: dict[str, int] = field(default_factory=dict)
     keys: dict[str, None] = field(default_factory=dict)
     count: int = 0
 
     def sample(self, text: str, label: int, turn: int = -1) -> Sample:
-        document = (read_html if self.format == "html" else read_markdown)(text, _READING)
+        document = read_markdown(text, _READING)
         self.keys.update(dict.fromkeys(document.tree.key_names))
         # The description of an image stands for it; there are none in these texts.
         values = [value if isinstance(value, str) else "image" for value in document.values]
@@ -95,15 +87,9 @@ class _Maker:
         return Task(name, tuple(labels), parts, list(self.numbers), tuple(self.keys), turns)
 
 
-def make_tasks(name: str, preset: Preset, data_dir: Path, seed: int = 0) -> list[Task]:
-    """Read and label the documents of a task; the seed chooses the parts.
-
-    Both tasks of articles are made, because they share their sentences.
-    """
-    check_choice("name", name, TASKS)
-    if name == "reviews":
-        return [_reviews(preset, data_dir, seed)]
-    articles, maker = read_articles(data_dir, *preset.words), _Maker("markdown")
+def make_tasks(preset: Preset, data_dir: Path, seed: int = 0) -> list[Task]:
+    """Read and label the documents; the seed chooses the parts. The tasks share their sentences."""
+    articles, maker = read_articles(data_dir, *preset.words), _Maker()
     order, topics = _order(articles, preset, seed, maker), _topics(articles, preset, seed, maker)
     return [replace(task, sentences=list(maker.numbers)) for task in (order, topics)]
 
@@ -141,17 +127,6 @@ def _another_order(sections: list[str], chosen: random.Random) -> list[str]:
         chosen.shuffle(order)
     # The last one may have no line break at its end.
     return [sections[index].rstrip("\n") + "\n\n" for index in order]
-
-
-def _reviews(preset: Preset, data_dir: Path, seed: int) -> Task:
-    splits, maker = load_texts("imdb-char", data_dir, seed=seed), _Maker("html")
-    parts = {}
-    for part, count in zip(PARTS, preset.reviews, strict=True):
-        texts = getattr(splits, part)
-        pairs = list(zip(texts.texts, texts.labels.tolist(), strict=True))
-        pairs.sort(key=lambda pair: -len(pair[0].split()))  # the longest ones
-        parts[part] = [maker.sample(text, label) for text, label in pairs[:count]]
-    return maker.task("reviews", splits.label_names, parts)
 
 
 def _divided(articles: list[Article], preset: Preset, seed: int) -> dict[str, list[Article]]:

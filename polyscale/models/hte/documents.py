@@ -113,22 +113,26 @@ class DocumentModel(PreTrainedModel):
 
     @torch.no_grad()
     def encode_leaves(self, examples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return examples of the processor with the vectors of a frozen encoder for its inputs.
+        """Return examples of the processor with the encoder's vectors for its inputs.
 
-        Training on them gives the same model as training on the examples, and encodes once.
+        With a frozen encoder, training on them gives the same model as training on the examples,
+        and encodes once. One that is not frozen is used without dropout, and is not trained so.
         """
         leaves = self.model.encoder
-        if leaves is None or not self.config.freeze:
+        if leaves is None:
             raise ValueError(
-                "encoder must be frozen to encode leaves in advance, got "
-                f"{'none' if leaves is None else 'freeze=False'}; train on the examples themselves"
+                "encoder must be that of the leaves, got None; make the model with "
+                "from_processor(processor, encoder=...)"
             )
+        was_training = leaves.training
+        leaves.eval()
         name, found = self.config.encoder_modality, []
         for example in examples:
             inputs = dict(example["inputs"])
             if name in inputs:
                 inputs[name] = leaves(inputs[name].to(self.device)).cpu()
             found.append({**example, "inputs": inputs})
+        leaves.train(was_training)
         return found
 
     def document_processor(self) -> HTEProcessor:
