@@ -79,7 +79,11 @@ def units(preset: Preset) -> list[Measurement]:
         rows = [row for row in ROWS if task in row.tasks]
         for row in rows:
             for number, setting in enumerate(row.tries if row.tuned_as is None else ()):
-                config: dict[str, Any] = {"row": row.name, "setting": setting, "options": row.options}
+                config: dict[str, Any] = {
+                    "row": row.name,
+                    "setting": setting,
+                    "options": row.options,
+                }
                 name = f"tune {task} {row.name} {number}"
                 found.append(Measurement(name, "tune", task, config, _try(task, row, setting)))
         for seed in preset.seeds:

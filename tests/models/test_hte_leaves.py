@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import BertConfig, BertModel, Trainer, TrainingArguments, pipeline
 
 import polyscale as ps
@@ -68,7 +69,7 @@ def test_an_encoder_is_trained_only_if_it_is_not_frozen(encoder, freeze, tmp_pat
     after = model.model.encoder.encoder.state_dict()
     name = "encoder.layer.0.attention.self.value.weight"
     assert torch.equal(before[name], after[name]) == freeze
-    assert model.model.encoder.training != freeze
+    assert model.model.encoder.encoder.training != freeze
     loaded = ps.HTEForClassification.from_pretrained(tmp_path)
     trained = [p.requires_grad for p in loaded.model.encoder.parameters()]
     assert trained == [not freeze] * len(trained)
@@ -138,7 +139,8 @@ def test_what_does_not_fit_the_leaves_is_refused(encoder):
         of_sentences(None)
     with pytest.raises(ValueError, match="leaves must be 'words' or 'tokens' for format='python'"):
         ps.HTEProcessor(_vocabulary(WORDS), format="python", leaves="sentences")
-    with pytest.raises(ValueError, match=r"modalities\['text'\] must be {'width': 8}"):
+    expected = r"modalities\['text'\] must be {'width': 8}"
+    with pytest.raises(StrictDataclassClassValidationError, match=expected):
         ps.HTEConfig(encoder={"model_type": "bert", "hidden_size": 8})
 
 
@@ -207,4 +209,15 @@ def test_what_is_left_out_is_encoded_once(encoder):
         without = model.eval()(**batch).logits[0, model.config.label2id["fish"]]
     left_out = explanation.logit - float(without)
     assert float(explanation.left_out[swim]) == pytest.approx(left_out, abs=1e-5)
-    assert explanation.agreement > 0.5
+
+
+def test_nodes_have_the_means_of_the_encoders_own_vectors(encoder):
+    model = of_sentences(encoder)
+    (found, _) = model.encode(PAGES, level="section", of="encoder")
+    leaves = model.model.encoder(model.processor.example(PAGES[0])["inputs"]["text"])
+    # "Life", "They swim.", "It is good." and an image
+    torch.testing.assert_close(found.vectors[0], leaves[1:4].sum(0) / 4)
+    assert model.encode(PAGES, of="encoder").shape == (2, 8)
+    words = ps.HTEProcessor.from_documents(PAGES, LABELS, format="html")
+    with pytest.raises(ValueError, match="encoder must be that of the leaves"):
+        ps.HTEForClassification.from_processor(words, **SIZES).encode(PAGES, of="encoder")

@@ -18,6 +18,7 @@ from polyscale.models.hte import pipeline
 from polyscale.models.hte.collation import collate_trees
 from polyscale.models.hte.embedding import load_encoder, word_table
 from polyscale.models.hte.explanation import Explanation, explain
+from polyscale.models.hte.inputs import rows_by_modality
 from polyscale.models.hte.processing import HTEProcessor
 from polyscale.trees import SignalTree
 
@@ -178,14 +179,27 @@ class DocumentModel(PreTrainedModel):
 
     @torch.no_grad()
     def encode(
-        self, documents: Any, level: str = "document", *, batch_size: int = 8
+        self,
+        documents: Any,
+        level: str = "document",
+        *,
+        batch_size: int = 8,
+        of: str = "hidden_states",
     ) -> Tensor | list[NodeVectors]:
         """Return a vector for each document [documents, C], or for each node of a level.
 
         One pass gives all of them: the vector of a node is the mean of its leaves' hidden states.
-        `level` is "document", "section", "paragraph", "sentence" or "node", for all.
+
+        Args:
+            documents: a list of documents or records, or one.
+            level: "document", "section", "paragraph", "sentence", or "node" for all.
+            batch_size: documents in a pass.
+            of: "hidden_states", which training has shaped, or "encoder": what the pretrained
+                encoder made of each sentence, which needs no training. Compare those by cosine:
+                leaves that are no text count as zeros.
         """
         check_choice("level", level, LEVELS)
+        check_choice("of", of, ("hidden_states", "encoder"))
         check_integer("batch_size", batch_size, least=1)
         if self.config.local_pooling:
             raise ValueError("encode needs local_pooling=False: pooled leaves have no vectors")
@@ -197,12 +211,22 @@ class DocumentModel(PreTrainedModel):
             for begin in range(0, len(read), batch_size):
                 part = read[begin : begin + batch_size]
                 batch = collate_trees([processor.example_of(one) for one in part])
-                hidden = self.model(**batch).last_hidden_state
-                found += _of_documents(hidden, batch["tree"], part, level)
+                rows = self._encoder_rows(batch) if of == "encoder" else None
+                if rows is None:
+                    rows = self.model(**batch).last_hidden_state
+                found += _of_documents(rows, batch["tree"], part, level)
         if level == "document":
             width = self.config.hidden_size
             return torch.cat([one.vectors for one in found]) if found else torch.zeros(0, width)
         return found
+
+    def _encoder_rows(self, batch: dict[str, Any]) -> Tensor:
+        """The encoder's vector of each row, zeros where the leaf is no text: [N, C]."""
+        (encoded,) = self.encode_leaves([batch])
+        name = self.config.encoder_modality
+        vectors, rows = encoded["inputs"].get(name), rows_by_modality(batch["tree"]).get(name)
+        found = torch.zeros(batch["tree"].num_rows, self.config.modalities[name]["width"])
+        return found if rows is None else found.index_copy(0, rows, vectors.float())
 
     def explain(
         self, document: Any, label: str | int | None = None, *, kinds: Any = None
