@@ -64,8 +64,7 @@ class Desk:
 
     def chosen(self, task: str, row: Row) -> dict[str, Any]:
         """The setting of a row that was best on validation documents."""
-        name = row.tuned_as or row.name
-        found = [one for one in self.records.of("tune", task) if one["config"]["row"] == name]
+        found = [one for one in self.records.of("tune", task) if one["config"]["row"] == row.name]
         best = max(found, key=lambda one: one["values"]["accuracy"])
         return best["config"]["setting"]
 
@@ -78,7 +77,7 @@ def units(preset: Preset) -> list[Measurement]:
     for task in TASKS:
         rows = [row for row in ROWS if task in row.tasks]
         for row in rows:
-            for number, setting in enumerate(row.tries if row.tuned_as is None else ()):
+            for number, setting in enumerate(row.tries):
                 config: dict[str, Any] = {
                     "row": row.name,
                     "setting": setting,

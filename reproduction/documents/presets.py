@@ -22,8 +22,8 @@ class Preset:
     orders: int = 6  # of the sections of each training article; each epoch sees one
     tokens: int = 64  # of a sentence for the encoder; longer ones are divided by characters
     seeds: tuple[int, ...] = (0, 1, 2)
-    epochs: int = 6
-    batch_size: int = 16
+    epochs: int = 10
+    batch_size: int = 8
     hidden_size: int = 64
     heads: int = 4
 
@@ -46,7 +46,6 @@ class Row:
     kind: str  # of `baselines.py`, or "hte"
     tries: tuple[dict[str, Any], ...]
     options: dict[str, Any]
-    tuned_as: str | None = None  # diagnostic rows take the settings of another row
     tasks: tuple[str, ...] = TASKS
 
     @property
@@ -61,8 +60,11 @@ _SMOOTHING = tuple({"alpha": value} for value in (0.1, 1.0))
 _RATES = tuple({"learning_rate": rate, "dropout": 0.2} for rate in (1e-3, 4e-3))
 
 
-def _hte(name: str, title: str, tuned_as: str | None = None, **options: Any) -> Row:
-    return Row(name, title, "hte", _RATES, options, tuned_as)
+_PLACES: dict[str, Any] = {"leaf_positions": True}
+
+
+def _hte(name: str, title: str, **options: Any) -> Row:
+    return Row(name, title, "hte", _RATES, options)
 
 
 ROWS = (
@@ -90,8 +92,17 @@ ROWS = (
     _hte("blocks", "HSA, blocks", tie="blocks"),
     _hte("columns", "HSA, columns", tie="columns"),
     _hte("shuffled", "HSA, columns, shuffled tree", tie="columns", tree="shuffled"),
-    # What makes the difference: settings of the row that they vary.
-    _hte("none-tree", "no attention, mean of means", "none", attention="none", pooling="tree"),
-    _hte("columns-tree", "HSA, columns, mean of means", "columns", tie="columns", pooling="tree"),
-    _hte("columns-bare", "HSA, columns, no positions", "columns", tie="columns", position_width=0),
+    # The same with the places of leaves in their tree (in the flat one: their number).
+    _hte("none-number", "no attention, number", attention="none", tree="flat", **_PLACES),
+    _hte("none-place", "no attention, place", attention="none", **_PLACES),
+    _hte("flat-number", "flat attention, number", attention="flat", **_PLACES),
+    _hte("columns-place", "HSA, columns, place", tie="columns", **_PLACES),
+    _hte("blocks-place", "HSA, blocks, place", tie="blocks", **_PLACES),
+    _hte(
+        "shuffled-place",
+        "HSA, columns, place, shuffled tree",
+        tie="columns",
+        tree="shuffled",
+        **_PLACES,
+    ),
 )

@@ -12,12 +12,16 @@ from reproduction.records import Record, Records
 from reproduction.study import RESULTS_MARKDOWN
 
 COMPARED = (
-    ("columns", "shuffled", "the tree of the document against a shuffled one"),
+    ("columns", "shuffled", "HSA, columns: the document's tree against a shuffled one"),
     ("columns", "flat", "HSA, columns, against flat attention"),
     ("blocks", "flat", "HSA, blocks, against flat attention"),
     ("columns", "none", "HSA, columns, against no attention"),
-    ("columns", "columns-bare", "with positions against without"),
-    ("columns-tree", "columns", "mean of means against mean of leaves"),
+    ("columns-place", "shuffled-place", "with places: the document's tree against a shuffled one"),
+    ("columns-place", "flat-number", "with places: HSA, columns, against flat attention"),
+    ("blocks-place", "flat-number", "with places: HSA, blocks, against flat attention"),
+    ("columns-place", "none-place", "with places: HSA, columns, against no attention"),
+    ("none-place", "none-number", "no attention: places in the tree against numbers"),
+    ("columns-place", "columns", "HSA, columns: with places against without"),
 )
 
 

@@ -16,8 +16,6 @@ from polyscale.trees import SignalTree
 from reproduction.documents.presets import Preset
 from reproduction.documents.tasks import Sample, Task
 
-WINDOW = 8
-
 
 class Inputs:
     """Batches of samples, with the trees of a row."""
@@ -42,10 +40,8 @@ class Inputs:
             tree, rows = sample.tree, sample.sentences
             if self.kind == "shuffled":  # the same shape; which sentence is where, is random
                 rows = rows[torch.randperm(len(rows), generator=_generator(key))]
-            elif self.kind == "windows":
-                rows = rows[tree.leaf_row[tree.leaf_order]]
-                sizes = (WINDOW, WINDOW) if len(rows) > WINDOW**2 else (WINDOW,)
-                tree = SignalTree.from_windows(len(rows), sizes, modality="text")
+            elif self.kind == "flat":
+                tree = tree.flatten()
             self.trees[key] = tree, rows
         return self.trees[key]
 

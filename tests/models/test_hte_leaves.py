@@ -6,6 +6,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import BertConfig, BertModel, Trainer, TrainingArguments, pipeline
 
 import polyscale as ps
+from polyscale.models.hte.embedding import LeafPlaces
 from polyscale.models.hte.inputs import prune_inputs
 from polyscale.models.hte.processing import _vocabulary
 
@@ -110,6 +111,10 @@ def test_nothing_of_a_long_document_is_cut_off(encoder):
     assert " ".join(document.values).split() == page[3:].replace(" . ", " ").split()
     longest = model.processor.example(page)["inputs"]["text"].shape[1]
     assert longest <= encoder.config.max_position_embeddings
+    model.processor.max_characters = 10_000
+    with pytest.warns(UserWarning, match=r"\d+ of \d+ sentences have more than the 512 tokens"):
+        model.processor.example(page)
+    model.processor.max_characters = 100
     whole = page + "They sing."
     logits = model.eval()(**model.processor([page, whole])).logits
     assert not torch.equal(logits[0], logits[1])
@@ -221,3 +226,33 @@ def test_nodes_have_the_means_of_the_encoders_own_vectors(encoder):
     words = ps.HTEProcessor.from_documents(PAGES, LABELS, format="html")
     with pytest.raises(ValueError, match="encoder must be that of the leaves"):
         ps.HTEForClassification.from_processor(words, **SIZES).encode(PAGES, of="encoder")
+
+
+def test_a_leaf_has_the_place_of_all_its_ancestors():
+    one = ps.SignalTree.from_nested({"title": [1, 2], "body": [[3, 4], 5, [6, [7, 8]]]})
+    forest = ps.SignalTree.batch([one, one])
+    positions, places = torch.randn(forest.num_nodes, 4), LeafPlaces(4, 3)
+    found = places(positions, forest)
+    for row in range(forest.num_rows):
+        node, expected = int(forest.row_node[row]), torch.zeros(3)
+        while forest.parent[node] >= 0:
+            expected = expected + places.maps[int(forest.depth[node]) - 1](positions[node])
+            node = int(forest.parent[node])
+        torch.testing.assert_close(found[row], expected)
+
+
+@pytest.mark.parametrize("attention", ["hierarchical", "flat", "none"])
+def test_with_places_the_order_of_sections_counts(attention):
+    torch.manual_seed(0)
+    tree = ps.SignalTree.from_nested([[0, 1], [2, 3]])
+    ids = torch.tensor([5, 6, 7, 8])
+    answers = {}
+    for places in (True, False):
+        config = ps.HTEConfig(attention=attention, leaf_positions=places, initializer_range=0.5)
+        model = ps.HTEForClassification(config).eval()
+        answers[places] = [model(ids[order], tree).logits for order in ([0, 1, 2, 3], [2, 3, 0, 1])]
+    assert not torch.allclose(*answers[True], atol=1e-3)
+    if attention == "none":
+        torch.testing.assert_close(*answers[False])
+    with pytest.raises(StrictDataclassClassValidationError, match="position_width must be at leas"):
+        ps.HTEConfig(leaf_positions=True, position_width=0)

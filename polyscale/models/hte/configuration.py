@@ -42,6 +42,8 @@ class HTEConfig(CheckedConfig):
         alpha: 1 for softmax, larger values for sparse entmax, `"learned"` for a value between 1
             and 2 for each depth and layer.
         position_width: width of the nodes' position embeddings, even; 0 for none.
+        leaf_positions: add to each leaf an embedding of its place, made of its ancestors' positions
+            in their families. Attention alone sees positions relative to each other.
         position_seed: seed of their random frequencies.
         local_pooling: pool families of leaves into their parents after each layer but the last.
         pooling: the input of a classifier: `"leaves"`, the mean of all leaves (the paper's), or
@@ -81,6 +83,7 @@ class HTEConfig(CheckedConfig):
     include_self: bool = False
     alpha: float | int | str = 1.0
     position_width: int = 32
+    leaf_positions: bool = False
     position_seed: int = 0
     local_pooling: bool = False
     pooling: str = "leaves"
@@ -119,6 +122,11 @@ class HTEConfig(CheckedConfig):
             )
         if self.position_width < 0 or self.position_width % 2:
             raise ValueError(f"position_width must be 0 or even, got {self.position_width}")
+        if self.leaf_positions and not self.position_width:
+            raise ValueError(
+                "position_width must be at least 2 with leaf_positions=True, got 0; it is the "
+                "width of the positions that leaves get"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.local_pooling and self.num_hidden_layers < 2:

@@ -105,6 +105,13 @@ class DocumentModel(PreTrainedModel):
         model = cls(processor.config(**options))
         model.processor = processor
         if loaded is not None:
+            tokenizer, most = (
+                processor.tokenizer,
+                getattr(
+                    loaded.config, "max_position_embeddings", processor.tokenizer.model_max_length
+                ),
+            )
+            tokenizer.model_max_length = min(tokenizer.model_max_length, most)
             model.model.encoder.encoder.load_state_dict(loaded.state_dict())
         if table is not None:
             place = model.config.modality_names.index(TEXT)

@@ -1,5 +1,6 @@
 """What leaves are made of: tables of ids, word vectors, and encoders of their texts."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from polyscale.models.hte.configuration import HTEConfig
+from polyscale.trees import SignalTree
 
 PADDING = -1  # of rows of token ids
 TOKENS_AT_ONCE = 8192
@@ -30,6 +32,33 @@ class WordVectors(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors of ids [n], mapped: [n, hidden_size]."""
         return self.linear(self.table(ids))
+
+
+class LeafPlaces(nn.Module):
+    """The place of each leaf in its tree: a sum over its ancestors, a map for each depth.
+
+    Depths from 12 on share one map.
+    """
+
+    DEPTHS = 12
+
+    def __init__(self, width: int, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.maps = nn.ModuleList(
+            nn.Linear(width, hidden_size, bias=False) for _ in range(self.DEPTHS)
+        )
+
+    def forward(self, positions: Tensor, tree: SignalTree) -> Tensor:
+        """Places of all rows [N, C] from the positions of all nodes [M, width]."""
+        parts = [positions.new_zeros(tree.num_trees, self.hidden_size)]  # the roots
+        for depth, (begin, end) in enumerate(pairwise(tree.depth_offsets[1:])):
+            before = parts[-1]
+            above = tree.parent[begin:end] - tree.depth_offsets[depth]
+            mapped = self.maps[min(depth, self.DEPTHS - 1)](positions[begin:end])
+            parts.append(before[above] + mapped)
+        places = torch.cat(parts)  # [M, C]
+        return torch.where((tree.row_node >= 0)[:, None], places[tree.row_node.clamp(min=0)], 0)
 
 
 class LeafEncoder(nn.Module):

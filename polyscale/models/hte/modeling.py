@@ -21,7 +21,7 @@ from polyscale.layers.hsa_positions import DomainPositions
 from polyscale.models.base import PolyscaleModel
 from polyscale.models.hte.configuration import HTEConfig
 from polyscale.models.hte.documents import DocumentModel
-from polyscale.models.hte.embedding import LeafEncoder, WordVectors, leaf_embedding
+from polyscale.models.hte.embedding import LeafEncoder, LeafPlaces, WordVectors, leaf_embedding
 from polyscale.models.hte.inputs import Inputs, read_inputs
 from polyscale.trees import SignalTree
 from polyscale.trees.reshaping import nodes_left
@@ -77,10 +77,13 @@ class HTEModel(HTEPreTrainedModel):
             self.embeddings.append(leaf_embedding(config.modalities[name], config))
         self.encoder = None if config.encoder is None else LeafEncoder(config)
         self.positions: DomainPositions | None = None
-        if config.position_width and config.attention != "none":
+        if config.position_width and (config.attention != "none" or config.leaf_positions):
             self.positions = DomainPositions(
                 config.position_width, config.key_names, config.position_seed
             )
+        self.places: LeafPlaces | None = None
+        if config.leaf_positions:
+            self.places = LeafPlaces(config.position_width, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
             HTEBlock(config.hidden_size, config.num_attention_heads, **config.layer_options())
@@ -108,7 +111,7 @@ class HTEModel(HTEPreTrainedModel):
         """
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        x = self.dropout(self._embed(inputs, tree))  # [N, C]
+        x = self._embed(inputs, tree)  # [N, C]
         tree = tree.to(x.device)
         if graph_positions is not None:
             if graph_positions.dim() != 2 or len(graph_positions) != tree.num_nodes:
@@ -118,6 +121,11 @@ class HTEModel(HTEPreTrainedModel):
                 )
             graph_positions = graph_positions.to(x.device)
         seen, positions = self._attended_tree(tree, graph_positions)
+        if self.places is not None and positions is not None:
+            x = x + self.places(positions, seen)
+        if self.config.attention == "none":
+            positions = None  # of no use to the layers
+        x = self.dropout(x)
         hidden_states = []
         for number, layer in enumerate(self.layers):
             hidden_states.append(x)
@@ -127,6 +135,7 @@ class HTEModel(HTEPreTrainedModel):
                     graph_positions = graph_positions[nodes_left(tree)]
                 x, tree = pool_into_parents(x, tree)
                 seen, positions = self._attended_tree(tree, graph_positions)
+                positions = None if self.config.attention == "none" else positions
         hidden_states.append(x)
         return HTEModelOutput(
             last_hidden_state=x,

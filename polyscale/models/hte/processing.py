@@ -1,5 +1,6 @@
 """HTEProcessor: documents and records in, inputs of an HTE model out."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -293,14 +294,27 @@ class HTEProcessor(ProcessorMixin):
             return torch.zeros(len(values), dtype=torch.int64)
         if self.leaves == "sentences":
             texts = [value if isinstance(value, str) else UNKNOWN for value in values]
-            rows = self.tokenizer(texts, truncation=True).input_ids
-            return pad_sequence(
-                [torch.tensor(row) for row in rows], batch_first=True, padding_value=ROW_PADDING
-            )
+            return self._rows_of_tokens(texts)
         words = [self._word(value) if isinstance(value, str) else UNKNOWN for value in values]
         unknown = self.tokenizer.unk_token_id or 0
         ids = self.tokenizer.convert_tokens_to_ids(words)
         return torch.tensor([unknown if one is None else one for one in ids])
+
+    def _rows_of_tokens(self, texts: list[str]) -> Tensor:
+        """Token ids of sentences, [n, L], padded with -1."""
+        rows = self.tokenizer(texts, verbose=False).input_ids
+        limit = self.tokenizer.model_max_length
+        too_long = sum(len(row) > limit for row in rows)
+        if too_long:
+            warnings.warn(
+                f"{too_long} of {len(rows)} sentences have more than the {limit} tokens that the "
+                f"encoder takes, and are cut; pass a smaller max_characters than "
+                f"{self.max_characters}",
+                stacklevel=2,
+            )
+            rows = self.tokenizer(texts, truncation=True, verbose=False).input_ids
+        tensors = [torch.tensor(row) for row in rows]
+        return pad_sequence(tensors, batch_first=True, padding_value=ROW_PADDING)
 
     def _known(self, tree: SignalTree) -> SignalTree:
         """The tree with the fields and modalities that a model of this processor knows."""
