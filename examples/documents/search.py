@@ -51,7 +51,8 @@ def new_model():
 
 def sections_of(model, article):
     """What the page shows of each section of an article, and its vector."""
-    (found,) = model.encode([article.text], level="section", of="encoder")
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # three times as fast where it is native
+        (found,) = model.encode([article.text], level="section", of="encoder")
     shown = []
     for text in found.texts:
         heading, _, body = text.partition("\n")

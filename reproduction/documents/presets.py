@@ -92,12 +92,10 @@ ROWS = (
     _hte("blocks", "HSA, blocks", tie="blocks"),
     _hte("columns", "HSA, columns", tie="columns"),
     _hte("shuffled", "HSA, columns, shuffled tree", tie="columns", tree="shuffled"),
-    # The same with the places of leaves in their tree (in the flat one: their number).
-    _hte("none-number", "no attention, number", attention="none", tree="flat", **_PLACES),
+    # The same with the places of leaves in their tree (in the flat one: their numbers).
     _hte("none-place", "no attention, place", attention="none", **_PLACES),
     _hte("flat-number", "flat attention, number", attention="flat", **_PLACES),
     _hte("columns-place", "HSA, columns, place", tie="columns", **_PLACES),
-    _hte("blocks-place", "HSA, blocks, place", tie="blocks", **_PLACES),
     _hte(
         "shuffled-place",
         "HSA, columns, place, shuffled tree",

@@ -18,9 +18,8 @@ COMPARED = (
     ("columns", "none", "HSA, columns, against no attention"),
     ("columns-place", "shuffled-place", "with places: the document's tree against a shuffled one"),
     ("columns-place", "flat-number", "with places: HSA, columns, against flat attention"),
-    ("blocks-place", "flat-number", "with places: HSA, blocks, against flat attention"),
     ("columns-place", "none-place", "with places: HSA, columns, against no attention"),
-    ("none-place", "none-number", "no attention: places in the tree against numbers"),
+    ("none-place", "none", "no attention: with places against without"),
     ("columns-place", "columns", "HSA, columns: with places against without"),
 )
 
