@@ -98,9 +98,10 @@ def _vectors_of(name: str) -> Callable[[Desk], dict[str, Any]]:
     def measure(desk: Desk) -> dict[str, Any]:
         task, source = desk.task(name), pretrained_model()
         encoder, tokenizer = source.encoder(), source.tokenizer()
+        whole = min(512, encoder.config.max_position_embeddings)
         texts = {
             "sentences": (SHARED, task.sentences, desk.preset.tokens),
-            "documents": (name, [one.text for one in task.compared()], 512),
+            "documents": (name, [one.text for one in task.compared()], whole),
         }
         seconds = {
             kind: VectorFile(desk.output, f"{file}-{kind}").encode(some, encoder, tokenizer, tokens)

@@ -63,8 +63,8 @@ _RATES = tuple({"learning_rate": rate, "dropout": 0.2} for rate in (1e-3, 4e-3))
 _PLACES: dict[str, Any] = {"leaf_positions": True}
 
 
-def _hte(name: str, title: str, **options: Any) -> Row:
-    return Row(name, title, "hte", _RATES, options)
+def _hte(name: str, title: str, tasks: tuple[str, ...] = TASKS, **options: Any) -> Row:
+    return Row(name, title, "hte", _RATES, options, tasks)
 
 
 ROWS = (
@@ -88,10 +88,10 @@ ROWS = (
         {"parts": 4},
     ),
     _hte("none", "no attention", attention="none"),
-    _hte("flat", "flat attention", attention="flat"),
-    _hte("blocks", "HSA, blocks", tie="blocks"),
-    _hte("columns", "HSA, columns", tie="columns"),
-    _hte("shuffled", "HSA, columns, shuffled tree", tie="columns", tree="shuffled"),
+    _hte("flat", "flat attention", ("topics",), attention="flat"),
+    _hte("blocks", "HSA, blocks", ("topics",), tie="blocks"),
+    _hte("columns", "HSA, columns", ("topics",), tie="columns"),
+    _hte("shuffled", "HSA, columns, shuffled tree", ("topics",), tie="columns", tree="shuffled"),
     # The same with the places of leaves in their tree (in the flat one: their numbers).
     _hte("none-place", "no attention, place", attention="none", **_PLACES),
     _hte("flat-number", "flat attention, number", attention="flat", **_PLACES),

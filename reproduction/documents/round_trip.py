@@ -25,6 +25,7 @@ from polyscale.documents.words import split_words
 from polyscale.trees import SignalTree
 
 KINDS = {"html": (".html", ".htm"), "markdown": (".md",)}
+_MARKUP = re.compile(r"</?[a-zA-Z][^>]*>|\]\([^)]*\)|\]\[[^\]]*\]|[`*_\[\]\\]")
 LARGEST = 400_000  # bytes
 _SKIPPED = {
     "script", "style", "template", "noscript", "iframe", "svg", "math", "object", "select",
@@ -108,7 +109,9 @@ def misplaced(document: Document) -> Iterator[tuple[str, str]]:
     for value, (begin, end) in zip(document.values, tree.source_offsets.tolist(), strict=True):
         if isinstance(value, str):
             here = document.source[begin:end]
-            if value not in (here, unescape(here), re.sub(r"\\(.)", r"\1", here)):
+            # A word may go on after markup: an<b>other</b>, `it`'s, [two](x)s.
+            shown = _MARKUP.sub("", unescape(here))
+            if value not in (here, unescape(here), shown):
                 yield value, here
 
 

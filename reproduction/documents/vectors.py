@@ -56,7 +56,7 @@ class VectorFile:
         """Encode what is missing; returns the seconds that it took, over all runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         seconds = 0.0
-        piece = PIECE if tokens < 512 else PIECE // 8
+        piece = PIECE if tokens <= 256 else PIECE // 8
         for begin in range(0, len(texts), piece):
             path = self.folder / f"{begin}.safetensors"
             if not path.is_file():
