@@ -12,6 +12,7 @@ from reproduction.study import Study
 
 # Imported when asked for: a study may need packages that the others do without.
 _MODULES = {
+    "documents": "reproduction.documents",
     "hkt": "reproduction.hkt",
     "hsa": "reproduction.hsa",
     "hsa-zero-shot": "reproduction.zero_shot",

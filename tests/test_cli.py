@@ -293,7 +293,7 @@ def test_a_second_compare_leaves_the_report_to_the_process_that_is_not_done(tmp_
             "--seeds must be integers such as 0,1,2, got 'a'",
         ),
         (("compare", "--task=copy", "--seeds=1,1"), "--seeds must not repeat a value, got 1,1"),
-        (("reproduce", "gpt"), "study must be one of 'hkt', 'hsa', 'hsa-zero-shot', got 'gpt'"),
+        (("reproduce", "gpt"), "study must be one of 'documents', 'hkt', 'hsa', 'hsa-zero-shot'"),
         (("status", "hkt", "--preset=gpu"), "preset must be one of 'cpu', 'paper', got 'gpu'"),
     ],
 )

@@ -11,7 +11,7 @@ from polyscale.cli import options
 from polyscale.cli.errors import one_line_errors, stop
 
 _BENCHMARKS = ("hkt", "hsa", "opened", "levels")
-_STUDY = typer.Argument(help="hkt, hsa or hsa-zero-shot.")
+_STUDY = typer.Argument(help="documents, hkt, hsa or hsa-zero-shot.")
 _PRESET = typer.Option("cpu", help="cpu or paper.")
 _OUTPUT = typer.Option(None, help="Folder (experiments/STUDY).")
 _RESULTS = typer.Option(Path("benchmarks/results"), help="Folder for the results.")

@@ -1,7 +1,7 @@
 """Trees of documents, made while they are read from beginning to end."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from polyscale.checks import check_flag, check_integer
 from polyscale.documents.document import Document
 from polyscale.documents.text import Image, Text
-from polyscale.documents.words import Split, split_words
+from polyscale.documents.words import Split, split_long, split_words
 from polyscale.trees import SignalTree
 from polyscale.trees.families import MAX_FAMILY, split_families
 from polyscale.trees.sentences import split_paragraphs, split_sentences
@@ -30,15 +30,21 @@ class Reading:
         max_family: split larger families into windows, with a warning; None splits none.
         max_leaves: refuse documents of more leaves.
         split: (begin, end, value) of each leaf of a text; words by default.
+        sentences: make each sentence one leaf, with its text as its value; `split` is not used.
+        max_characters: divide longer sentences at spaces, if sentences are leaves.
     """
 
     drop_empty: bool = True
     max_family: int | None = MAX_FAMILY
     max_leaves: int = MAX_LEAVES
     split: Split = split_words
+    sentences: bool = False
+    max_characters: int = 400
 
     def __post_init__(self) -> None:
         check_flag("drop_empty", self.drop_empty)
+        check_flag("sentences", self.sentences)
+        check_integer("max_characters", self.max_characters, least=1)
         check_integer("max_leaves", self.max_leaves, least=1)
         if self.max_family is not None:
             check_integer("max_family", self.max_family, least=2, hint="None splits no family")
@@ -153,6 +159,10 @@ class DocumentBuilder:
     def block(self, text: Text, kind: str = "paragraph", key: str | None = None) -> None:
         """Add a node with the sentences of a text."""
         self.open(kind, key=key)
+        if self.reading.sentences:
+            self._sentences(text, split_sentences(text.text))
+            self.close()
+            return
         ends = [end for _, end in split_sentences(text.text)]
         sentence = -1
         for begin, end, value in self._leaves_of(text):
@@ -171,6 +181,18 @@ class DocumentBuilder:
         if sentence >= 0:
             self._end_sentence(text)
         self.close()
+
+    def _sentences(self, text: Text, places: Iterable[tuple[int, int]]) -> None:
+        """Add a leaf for each sentence, and for each image between them."""
+        images = sorted(text.images)
+        for begin, end in places:
+            cuts = [place for place in images if begin <= place < end]
+            for place in [*cuts, end]:
+                for first, last in split_long(text.text, begin, place, self.reading.max_characters):
+                    self.leaf("sentence", text.text[first:last], *text.place(first, last))
+                if place in text.images:
+                    self.leaf("image", text.images[place], *text.place(place, place + 1), IMAGE)
+                begin = place + 1
 
     def _enter_link(self, text: Text, begin: int) -> None:
         """Open or close the node of a link before the leaf at `begin`."""
@@ -205,6 +227,10 @@ class DocumentBuilder:
         self.open(kind)
         whole, begin = text.text, 0
         for line in whole.splitlines(keepends=True):
+            if self.reading.sentences:
+                self._sentences(text, [(begin, begin + len(line))])
+                begin += len(line)
+                continue
             self.open("line")
             for first, last, value in self.reading.split(line):
                 if last > first:

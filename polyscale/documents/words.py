@@ -15,6 +15,8 @@ _UNSPACED = (
     r"\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 
+_LETTER = re.compile(r"[^\W_]")
+
 
 def split_words(text: str) -> Iterable[tuple[int, int, str]]:
     """Yield (begin, end, word) for each word of a text; punctuation is left out.
@@ -24,6 +26,33 @@ def split_words(text: str) -> Iterable[tuple[int, int, str]]:
     """
     for match in _pattern().finditer(text):
         yield match.start(), match.end(), match[0]
+
+
+def split_long(text: str, begin: int, end: int, most: int) -> Iterable[tuple[int, int]]:
+    """Yield the places of text[begin:end] in parts of at most `most` characters, without spaces
+    around them; those without a letter or a digit are left out.
+
+    >>> text = " one two three. -- "
+    >>> [text[first:last] for first, last in split_long(text, 0, len(text), 8)]
+    ['one two', 'three.']
+    """
+    while begin < end:
+        if text[begin].isspace():
+            begin += 1
+            continue
+        stop = end
+        if end - begin > most:
+            # At the last space, where there is one.
+            space = max(
+                text.rfind(" ", begin, begin + most + 1), text.rfind("\n", begin, begin + most + 1)
+            )
+            stop = space if space > begin else begin + most
+        last = stop
+        while text[last - 1].isspace():
+            last -= 1
+        if _LETTER.search(text, begin, last):
+            yield begin, last
+        begin = stop
 
 
 @lru_cache(maxsize=1)

@@ -16,13 +16,11 @@ from polyscale.models.hsa.modeling import HSAForCausalLM, HSAModel  # noqa: E402
 from polyscale.models.hte.collation import collate_trees  # noqa: E402
 from polyscale.models.hte.configuration import HTEConfig  # noqa: E402
 from polyscale.models.hte.modeling import HTEForClassification, HTEModel  # noqa: E402
-from polyscale.models.hte.pipeline import DocumentClassificationPipeline  # noqa: E402
 from polyscale.models.hte.processing import HTEProcessor  # noqa: E402
 from polyscale.models.pixels import PixelProcessor  # noqa: E402
 from polyscale.models.tokenizers import byte_tokenizer, word_tokenizer  # noqa: E402
 
 __all__ = [
-    "DocumentClassificationPipeline",
     "HKTConfig",
     "HKTForCausalLM",
     "HKTForSequenceClassification",

@@ -9,6 +9,7 @@ import pytest
 from polyscale.training.config import RunConfig
 from polyscale.training.result import RESULT_NAME, read_result
 from reproduction import find_study
+from reproduction.documents.tables import markdown as document_tables
 from reproduction.records import Records
 from reproduction.zero_shot import all_units
 from reproduction.zero_shot.tables import markdown
@@ -70,3 +71,15 @@ def test_tables_of_the_zero_shot_experiment_follow_from_its_records():
     assert shown == drawn
     ordered = sorted(drawn, key=lambda name: text.index(f"(figures/{name})"))
     assert markdown(records, ordered) == text
+
+
+def test_tables_of_documents_follow_from_the_planned_records():
+    study = find_study("documents")
+    folder = EXPERIMENTS / study.name
+    records = Records.read(folder, study.format)
+    planned = study.plan("cpu")
+    assert [one.id for one in planned] == records.head["units"] == list(records.records)
+    assert records.head["preset"] == json.loads(json.dumps(study.sizes("cpu").as_dict()))
+    for one in planned:
+        assert records.records[one.id]["config"] == json.loads(json.dumps(one.config))
+    assert (folder / "RESULTS.md").read_text() == document_tables(records)

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from polyscale.models.hte.embedding import PADDING
 from polyscale.models.hte.inputs import read_inputs
 from polyscale.trees import SignalTree
 
@@ -69,6 +71,9 @@ def _all_or_none(examples: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 def _join(name: str, values: list[Tensor]) -> Tensor:
+    if all(part.dim() == 2 and not part.is_floating_point() for part in values):
+        width = max(part.shape[1] for part in values)  # rows of token ids, for an encoder
+        values = [F.pad(part, (0, width - part.shape[1]), value=PADDING) for part in values]
     shapes = {tuple(part.shape[1:]) for part in values}
     if len(shapes) > 1:
         raise ValueError(

@@ -24,8 +24,13 @@ class HTEConfig(CheckedConfig):
 
     Args:
         modalities: for each modality of the leaves `{"vocab_size": n}` for token ids or
-            `{"width": n}` for vectors, such as word vectors or image patches. The default is for
-            trees without modalities, and has enough ids for `polyscale.byte_tokenizer()`.
+            `{"width": n}` for vectors, such as those of image patches; with both, ids stand for
+            vectors of that width, such as pretrained word vectors. The default is for trees
+            without modalities, and has enough ids for `polyscale.byte_tokenizer()`.
+        encoder: configuration of a Hugging Face encoder (`config.to_dict()`) that reads the leaves
+            of the modality `encoder_modality`, each a row of token ids; None for no encoder.
+        encoder_modality: its modality, whose width is that of the encoder.
+        freeze: keep the encoder and tables of word vectors as they are in training.
         key_names: names that keyed families may use, such as the fields of records.
         hidden_size: width of the model.
         num_hidden_layers: number of layers.
@@ -38,6 +43,8 @@ class HTEConfig(CheckedConfig):
         alpha: 1 for softmax, larger values for sparse entmax, `"learned"` for a value between 1
             and 2 for each depth and layer.
         position_width: width of the nodes' position embeddings, even; 0 for none.
+        leaf_positions: add to each leaf an embedding of its place, made of its ancestors' positions
+            in their families. Attention alone sees positions relative to each other.
         position_seed: seed of their random frequencies.
         local_pooling: pool families of leaves into their parents after each layer but the last.
         pooling: the input of a classifier: `"leaves"`, the mean of all leaves (the paper's), or
@@ -65,6 +72,9 @@ class HTEConfig(CheckedConfig):
 
     modalities: dict[str, dict[str, int]] = field(default_factory=_one_modality)
     key_names: list[str] | tuple[str, ...] = ()
+    encoder: dict[str, Any] | None = None
+    encoder_modality: str = "text"
+    freeze: bool = True
     hidden_size: int = 128
     num_hidden_layers: int = 1
     num_attention_heads: int = 4
@@ -74,6 +84,7 @@ class HTEConfig(CheckedConfig):
     include_self: bool = False
     alpha: float | int | str = 1.0
     position_width: int = 32
+    leaf_positions: bool = False
     position_seed: int = 0
     local_pooling: bool = False
     pooling: str = "leaves"
@@ -104,6 +115,11 @@ class HTEConfig(CheckedConfig):
             )
         if self.position_width < 0 or self.position_width % 2:
             raise ValueError(f"position_width must be 0 or even, got {self.position_width}")
+        if self.leaf_positions and not self.position_width:
+            raise ValueError(
+                "position_width must be at least 2 with leaf_positions=True, got 0; it is the "
+                "width of the positions that leaves get"
+            )
         if self.local_pooling and self.num_hidden_layers < 2:
             raise ValueError(
                 "local_pooling needs num_hidden_layers of at least 2: it pools between layers, "
@@ -111,6 +127,7 @@ class HTEConfig(CheckedConfig):
             )
         self._validate_alpha()
         self._validate_names()
+        self._validate_encoder()
 
     def _validate_alpha(self) -> None:
         if isinstance(self.alpha, str):
@@ -124,15 +141,30 @@ class HTEConfig(CheckedConfig):
         if not self.modalities:
             raise ValueError("modalities must name at least one modality, got none")
         for name, kind in self.modalities.items():
-            if len(kind) != 1 or not set(kind) <= {"vocab_size", "width"}:
+            if not kind or not set(kind) <= {"vocab_size", "width"}:
                 raise ValueError(
-                    f"modalities[{name!r}] must be {{'vocab_size': n}} or {{'width': n}}, "
+                    f"modalities[{name!r}] must be {{'vocab_size': n}}, {{'width': n}} or both, "
                     f"got {kind!r}"
                 )
             if min(kind.values()) < 1:
                 raise ValueError(f"modalities[{name!r}] must be at least 1 wide, got {kind!r}")
         if len(set(self.key_names)) != len(self.key_names):
             raise ValueError(f"key_names must be distinct, got {list(self.key_names)}")
+
+    def _validate_encoder(self) -> None:
+        if self.encoder is None:
+            return
+        if "model_type" not in self.encoder or "hidden_size" not in self.encoder:
+            raise ValueError(
+                "encoder must be the configuration of an encoder with its model_type and "
+                f"hidden_size, got {list(self.encoder)}; use config.to_dict()"
+            )
+        expected = {"width": self.encoder["hidden_size"]}
+        if self.modalities.get(self.encoder_modality) != expected:
+            raise ValueError(
+                f"modalities[{self.encoder_modality!r}] must be {expected}, the width of the "
+                f"encoder, got {self.modalities.get(self.encoder_modality)}"
+            )
 
     def layer_options(self) -> dict[str, Any]:
         """The arguments of `HTELayer`."""

@@ -1,6 +1,7 @@
 """What HTEForClassification does with documents: predict, encode, explain."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
+from polyscale._import_hook import once_imported
 from polyscale.checks import check_choice, check_integer
 from polyscale.documents import Document
+from polyscale.documents.building import TEXT
+from polyscale.models.hte import pipeline
 from polyscale.models.hte.collation import collate_trees
+from polyscale.models.hte.embedding import load_encoder, word_table
 from polyscale.models.hte.explanation import Explanation, explain
+from polyscale.models.hte.inputs import rows_by_modality
 from polyscale.models.hte.processing import HTEProcessor
 from polyscale.trees import SignalTree
+
+once_imported("transformers.pipelines", pipeline.register)
 
 LEVELS = ("document", "section", "paragraph", "sentence", "node")
 
@@ -67,7 +75,76 @@ class DocumentModel(PreTrainedModel):
         if self.processor is not None and kwargs.get("is_main_process", True):
             self.processor.save_pretrained(os.fspath(save_directory))
 
-    def _processor(self) -> HTEProcessor:
+    @classmethod
+    def from_processor(
+        cls, processor: HTEProcessor, *, encoder: Any = None, vectors: Any = None, **options: Any
+    ) -> Any:
+        """Return a new model for what a processor makes, with pretrained leaves if given.
+
+        Args:
+            processor: becomes `model.processor`.
+            encoder: for sentences as leaves: a Hugging Face encoder, its folder or its name.
+            vectors: for words as leaves: a mapping of words to vectors of one width, such as
+                gensim's KeyedVectors. Words without one get zeros.
+            options: of `HTEConfig`; `freeze=False` trains encoder or vectors, too.
+
+        Example:
+            >>> processor = HTEProcessor.from_documents(["A fish.", "A bird."], ["f", "b"])
+            >>> vectors = {"fish": [1.0, 0.0], "bird": [0.0, 1.0]}
+            >>> from polyscale import HTEForClassification
+            >>> model = HTEForClassification.from_processor(processor, vectors=vectors)
+            >>> model.config.modalities
+            {'text': {'vocab_size': 5, 'width': 2}}
+        """
+        loaded = None if encoder is None else load_encoder(encoder)
+        if loaded is not None:
+            options["encoder"] = loaded.config.to_dict()
+        table = None if vectors is None else word_table(vectors, processor.tokenizer)
+        if table is not None:
+            options["vector_width"] = table.shape[1]
+        model = cls(processor.config(**options))
+        model.processor = processor
+        if loaded is not None:
+            tokenizer, most = (
+                processor.tokenizer,
+                getattr(
+                    loaded.config, "max_position_embeddings", processor.tokenizer.model_max_length
+                ),
+            )
+            tokenizer.model_max_length = min(tokenizer.model_max_length, most)
+            model.model.encoder.encoder.load_state_dict(loaded.state_dict())
+        if table is not None:
+            place = model.config.modality_names.index(TEXT)
+            with torch.no_grad():
+                model.model.embeddings[place].table.weight.copy_(table)
+        return model
+
+    @torch.no_grad()
+    def encode_leaves(self, examples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return examples of the processor with the encoder's vectors for its inputs.
+
+        With a frozen encoder, training on them gives the same model as training on the examples,
+        and encodes once. One that is not frozen is used without dropout, and is not trained so.
+        """
+        leaves = self.model.encoder
+        if leaves is None:
+            raise ValueError(
+                "encoder must be that of the leaves, got None; make the model with "
+                "from_processor(processor, encoder=...)"
+            )
+        was_training = leaves.training
+        leaves.eval()
+        name, found = self.config.encoder_modality, []
+        for example in examples:
+            inputs = dict(example["inputs"])
+            if name in inputs:
+                inputs[name] = leaves(inputs[name].to(self.device)).cpu()
+            found.append({**example, "inputs": inputs})
+        leaves.train(was_training)
+        return found
+
+    def document_processor(self) -> HTEProcessor:
+        """Return the processor; an error says how to get one."""
         if self.processor is None:
             raise ValueError(
                 "processor must be set to read documents, got None; set model.processor = "
@@ -82,7 +159,7 @@ class DocumentModel(PreTrainedModel):
         One class: {"label", "score", "scores"}; several: {"labels", "scores"}, those above one
         half; a number: {"value"}.
         """
-        processor = self._processor()
+        processor = self.document_processor()
         if isinstance(documents, (str, os.PathLike, dict)):
             return self.predict([documents], batch_size=batch_size)
         check_integer("batch_size", batch_size, least=1)
@@ -90,10 +167,11 @@ class DocumentModel(PreTrainedModel):
         with _evaluating(self):
             for begin in range(0, len(documents), batch_size):
                 batch = processor(documents[begin : begin + batch_size])
-                answers += [self._answer(row) for row in self(**batch).logits.float().cpu()]
+                answers += [self.answer(row) for row in self(**batch).logits.float().cpu()]
         return answers
 
-    def _answer(self, logits: Tensor) -> dict[str, Any]:
+    def answer(self, logits: Tensor) -> dict[str, Any]:
+        """Return what `predict` returns for a document's logits."""
         kind = self.config.problem_type
         if kind == "regression" or (kind is None and len(logits) == 1):
             values = logits.tolist()
@@ -108,18 +186,31 @@ class DocumentModel(PreTrainedModel):
 
     @torch.no_grad()
     def encode(
-        self, documents: Any, level: str = "document", *, batch_size: int = 8
+        self,
+        documents: Any,
+        level: str = "document",
+        *,
+        batch_size: int = 8,
+        of: str = "hidden_states",
     ) -> Tensor | list[NodeVectors]:
         """Return a vector for each document [documents, C], or for each node of a level.
 
         One pass gives all of them: the vector of a node is the mean of its leaves' hidden states.
-        `level` is "document", "section", "paragraph", "sentence" or "node", for all.
+
+        Args:
+            documents: a list of documents or records, or one.
+            level: "document", "section", "paragraph", "sentence", or "node" for all.
+            batch_size: documents in a pass.
+            of: "hidden_states", which training has shaped, or "encoder": what the pretrained
+                encoder made of each sentence, which needs no training. Compare those by cosine:
+                leaves that are no text count as zeros.
         """
         check_choice("level", level, LEVELS)
+        check_choice("of", of, ("hidden_states", "encoder"))
         check_integer("batch_size", batch_size, least=1)
         if self.config.local_pooling:
             raise ValueError("encode needs local_pooling=False: pooled leaves have no vectors")
-        processor = self._processor()
+        processor = self.document_processor()
         single = isinstance(documents, (str, os.PathLike, dict))
         read = [processor.read(one) for one in ([documents] if single else documents)]
         found = []
@@ -127,12 +218,22 @@ class DocumentModel(PreTrainedModel):
             for begin in range(0, len(read), batch_size):
                 part = read[begin : begin + batch_size]
                 batch = collate_trees([processor.example_of(one) for one in part])
-                hidden = self.model(**batch).last_hidden_state
-                found += _of_documents(hidden, batch["tree"], part, level)
+                rows = self._encoder_rows(batch) if of == "encoder" else None
+                if rows is None:
+                    rows = self.model(**batch).last_hidden_state
+                found += _of_documents(rows, batch["tree"], part, level)
         if level == "document":
             width = self.config.hidden_size
             return torch.cat([one.vectors for one in found]) if found else torch.zeros(0, width)
         return found
+
+    def _encoder_rows(self, batch: dict[str, Any]) -> Tensor:
+        """The encoder's vector of each row, zeros where the leaf is no text: [N, C]."""
+        (encoded,) = self.encode_leaves([batch])
+        name = self.config.encoder_modality
+        vectors, rows = encoded["inputs"].get(name), rows_by_modality(batch["tree"]).get(name)
+        found = torch.zeros(batch["tree"].num_rows, self.config.modalities[name]["width"])
+        return found if rows is None else found.index_copy(0, rows, vectors.float())
 
     def explain(
         self, document: Any, label: str | int | None = None, *, kinds: Any = None
@@ -145,7 +246,7 @@ class DocumentModel(PreTrainedModel):
             kinds: only nodes of these kinds, such as ("section", "sentence"); all if None.
         """
         with _evaluating(self):
-            return explain(self, self._processor(), document, label, kinds)
+            return explain(self, self.document_processor(), document, label, kinds)
 
 
 class _evaluating:  # noqa: N801, a context manager

@@ -29,6 +29,7 @@ class Explanation:
     logit: float
     left_out: Tensor  # [M]
     gradient: Tensor  # [M]
+    format: str = "text"  # of the document, as the processor reads it
 
     @property
     def agreement(self) -> float:
@@ -82,10 +83,13 @@ def explain(
     if unknown:
         raise ValueError(f"kinds must be among {sorted(set(read.kinds))}, got {unknown}")
     example = processor.example_of(read)
+    if model.model.encoder is not None:
+        # Once for all: without a node, the vectors of the other leaves are the same.
+        (example,) = model.encode_leaves([example])
     logits, gradient, index = _gradient(model, collate_trees([example]), label)
     left_out = _left_out(model, example, read, kinds, logits[index], index)
     name = str(model.config.id2label[index])
-    return Explanation(read, name, float(logits[index]), left_out, gradient)
+    return Explanation(read, name, float(logits[index]), left_out, gradient, processor.format)
 
 
 def _gradient(

@@ -21,6 +21,7 @@ from polyscale.layers.hsa_positions import DomainPositions
 from polyscale.models.base import PolyscaleModel
 from polyscale.models.hte.configuration import HTEConfig
 from polyscale.models.hte.documents import DocumentModel
+from polyscale.models.hte.embedding import LeafEncoder, LeafPlaces, WordVectors, leaf_embedding
 from polyscale.models.hte.inputs import Inputs, read_inputs
 from polyscale.trees import SignalTree
 from polyscale.trees.reshaping import nodes_left
@@ -47,6 +48,15 @@ class HTEPreTrainedModel(PolyscaleModel):
     main_input_name = "leaves"
     _no_split_modules = ("HTEBlock",)
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model; frozen encoders and word vectors stay frozen."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+            if isinstance(module, (LeafEncoder, WordVectors)):
+                module.set_requires_grad()
+        return loaded
+
     def _init_own_weights(self, module: nn.Module) -> None:
         if isinstance(module, HSAAttention) and module.alpha_logits is not None:
             initialization.zeros_(module.alpha_logits)
@@ -64,16 +74,16 @@ class HTEModel(HTEPreTrainedModel):
         # A list in the order of config.modality_names: names need not be valid module names.
         self.embeddings = nn.ModuleList()
         for name in config.modality_names:
-            kind = config.modalities[name]
-            if "vocab_size" in kind:
-                self.embeddings.append(nn.Embedding(kind["vocab_size"], config.hidden_size))
-            else:
-                self.embeddings.append(nn.Linear(kind["width"], config.hidden_size))
+            self.embeddings.append(leaf_embedding(config.modalities[name], config))
+        self.encoder = None if config.encoder is None else LeafEncoder(config)
         self.positions: DomainPositions | None = None
-        if config.position_width and config.attention != "none":
+        if config.position_width and (config.attention != "none" or config.leaf_positions):
             self.positions = DomainPositions(
                 config.position_width, config.key_names, config.position_seed
             )
+        self.places: LeafPlaces | None = None
+        if config.leaf_positions:
+            self.places = LeafPlaces(config.position_width, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
             HTEBlock(config.hidden_size, config.num_attention_heads, **config.layer_options())
@@ -93,14 +103,15 @@ class HTEModel(HTEPreTrainedModel):
 
         Args:
             inputs: for each modality of the tree the ids `[n]` or vectors `[n, width]` of its
-                leaves, in the order of their rows; a tensor alone if there is one modality.
+                leaves, in the order of their rows; a tensor alone if there is one modality. For an
+                encoder, token ids `[n, L]` padded with -1, or the vectors `encode_leaves` made.
             tree: over N packed rows, those of all trees of a batch one after the other.
             graph_positions: `[M, position_width]` for trees with graph domains.
             output_hidden_states: whether to return the input of every layer and the last output.
         """
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        x = self.dropout(self._embed(inputs, tree))  # [N, C]
+        x = self._embed(inputs, tree)  # [N, C]
         tree = tree.to(x.device)
         if graph_positions is not None:
             if graph_positions.dim() != 2 or len(graph_positions) != tree.num_nodes:
@@ -110,6 +121,11 @@ class HTEModel(HTEPreTrainedModel):
                 )
             graph_positions = graph_positions.to(x.device)
         seen, positions = self._attended_tree(tree, graph_positions)
+        if self.places is not None and positions is not None:
+            x = x + self.places(positions, seen)
+        if self.config.attention == "none":
+            positions = None  # of no use to the layers
+        x = self.dropout(x)
         hidden_states = []
         for number, layer in enumerate(self.layers):
             hidden_states.append(x)
@@ -119,6 +135,7 @@ class HTEModel(HTEPreTrainedModel):
                     graph_positions = graph_positions[nodes_left(tree)]
                 x, tree = pool_into_parents(x, tree)
                 seen, positions = self._attended_tree(tree, graph_positions)
+                positions = None if self.config.attention == "none" else positions
         hidden_states.append(x)
         return HTEModelOutput(
             last_hidden_state=x,
@@ -148,11 +165,19 @@ class HTEModel(HTEPreTrainedModel):
         x = x.to(self.device)
         for name, (rows, values) in found.items():
             embed = self.embeddings[names.index(name)]
+            values = self._encoded(name, values)
             self._check(name, values, embed)
             if isinstance(embed, nn.Linear):
                 values = values.to(embed.weight.dtype)
             x = x.index_copy(0, rows.to(x.device), embed(values).to(x.dtype))
         return x
+
+    def _encoded(self, name: str, values: Tensor) -> Tensor:
+        """Vectors of what an encoder reads, rows of token ids; anything else as it is."""
+        is_text = name == self.config.encoder_modality and values.dim() == 2
+        if self.encoder is None or not is_text or values.is_floating_point():
+            return values
+        return self.encoder(values.to(self.device))
 
     def _check(self, name: str, values: Tensor, embed: nn.Module) -> None:
         got = f"got {values.dtype} {list(values.shape)}"
@@ -162,7 +187,7 @@ class HTEModel(HTEPreTrainedModel):
                     f"inputs[{name!r}] must be vectors [n, {embed.in_features}], {got}"
                 )
             return
-        assert isinstance(embed, nn.Embedding)
+        assert isinstance(embed, (nn.Embedding, WordVectors))
         if values.dim() != 1 or values.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"inputs[{name!r}] must be token ids [n], int64 or int32, {got}")
         # On a CPU only: elsewhere it would synchronise, and the embedding itself refuses.

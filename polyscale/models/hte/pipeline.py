@@ -1,48 +1,45 @@
-"""`pipeline("document-classification")`: models over trees in the pipelines of transformers."""
+"""`transformers.pipeline("document-classification", model=...)`."""
 
+from types import ModuleType
 from typing import Any
 
-from transformers import AutoModelForSequenceClassification, Pipeline
-from transformers.pipelines import PIPELINE_REGISTRY
+from transformers import AutoModelForSequenceClassification
 
 TASK = "document-classification"
 
 
-class DocumentClassificationPipeline(Pipeline):
-    """Labels documents or records, read by the processor that is saved with the model.
+def register(pipelines: ModuleType) -> None:
+    """Make the task known to `transformers.pipeline`; called once that is imported."""
 
-    >>> from transformers import pipeline
-    >>> classify = pipeline("document-classification", model="page-model")  # doctest: +SKIP
-    >>> classify("<h1>Fish</h1><p>They swim.")  # doctest: +SKIP
-    [{'label': 'animal', 'score': 0.98}]
-    """
+    class DocumentClassificationPipeline(pipelines.Pipeline):  # type: ignore[name-defined]
+        """Documents or records in, what `HTEForClassification.predict` returns out.
 
-    _load_tokenizer = False
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
+        The model's own processor reads them; `tokenizer` and the like are not used.
+        """
 
-    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], ...]:
-        if kwargs:
-            raise ValueError(f"document-classification must get no options, got {sorted(kwargs)}")
-        return {}, {}, {}
+        _load_processor = False
+        _load_image_processor = False
+        _load_video_processor = False
+        _load_feature_extractor = False
+        _load_tokenizer = False
 
-    def preprocess(self, input_: Any, **kwargs: Any) -> dict[str, Any]:
-        return {"document": input_}
+        def _sanitize_parameters(self, **options: Any) -> tuple[dict[str, Any], ...]:
+            if options:
+                raise TypeError(f"pipeline must get no options, got {sorted(options)}")
+            return {}, {}, {}
 
-    def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        model: Any = self.model
-        return {"answer": model.predict([input_tensors["document"]])[0]}
+        def preprocess(self, document: Any) -> dict[str, Any]:
+            return self.model.document_processor()([document])
 
-    def postprocess(self, model_outputs: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        answer = dict(model_outputs["answer"])
-        answer.pop("scores", None)
-        return answer
+        def _forward(self, batch: dict[str, Any]) -> Any:
+            return self.model(**{**batch, "tree": batch["tree"].to(self.device)})
 
+        def postprocess(self, output: Any) -> dict[str, Any]:
+            return self.model.answer(output.logits[0].float().cpu())
 
-PIPELINE_REGISTRY.register_pipeline(
-    TASK,
-    pipeline_class=DocumentClassificationPipeline,
-    pt_model=AutoModelForSequenceClassification,
-    type="multimodal",
-)
+    pipelines.PIPELINE_REGISTRY.register_pipeline(
+        TASK,
+        pipeline_class=DocumentClassificationPipeline,
+        pt_model=AutoModelForSequenceClassification,
+        type="text",
+    )

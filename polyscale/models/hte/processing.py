@@ -1,5 +1,6 @@
 """HTEProcessor: documents and records in, inputs of an HTE model out."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoProcessor, PreTrainedTokenizerFast, ProcessorMixin
 
 from polyscale._extras import require
@@ -27,12 +29,13 @@ from polyscale.documents.text import Text
 from polyscale.documents.words import split_words
 from polyscale.models.hte.collation import collate_trees
 from polyscale.models.hte.configuration import HTEConfig
+from polyscale.models.hte.embedding import PADDING as ROW_PADDING
 from polyscale.trees import SignalTree
 
 UNKNOWN = "<unknown>"  # the word and the field that stand for those never seen
 PADDING = "<pad>"
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
-LEAVES = ("words", "tokens")
+LEAVES = ("words", "tokens", "sentences")
 SCALES = torch.tensor([10.0**power for power in range(-3, 7)])
 
 
@@ -65,13 +68,15 @@ class HTEProcessor(ProcessorMixin):
         tokenizer: any fast tokenizer; the vocabulary if the leaves are words.
         format: of the documents: "html", "markdown", "json", "python", "table", "text" or "record"
             (dicts of texts, numbers and images).
-        leaves: "words" in the tokenizer's vocabulary, or the "tokens" it makes of each text.
+        leaves: "words" in the tokenizer's vocabulary, the "tokens" it makes of each text, or whole
+            "sentences", as the rows of tokens that an encoder reads.
         lowercase: look words up in lower case.
         modalities: those a model of it knows; leaves of others are unknown words.
         key_names: fields it knows.
         label_names: of the classes.
         problem_type: as `HTEConfig.problem_type`.
         drop_empty, max_family, max_leaves: as in `SignalTree.from_html`.
+        max_characters: longer sentences are divided at spaces, if leaves are sentences.
         image_size, patch_size: images are scaled to `image_size` and cut into patches.
 
     Example:
@@ -93,6 +98,7 @@ class HTEProcessor(ProcessorMixin):
         drop_empty: bool = True,
         max_family: int | None = 1024,
         max_leaves: int = MAX_LEAVES,
+        max_characters: int = 400,
         image_size: int = 32,
         patch_size: int = 8,
         **kwargs: Any,
@@ -100,6 +106,11 @@ class HTEProcessor(ProcessorMixin):
         check_choice("format", format, READERS)
         check_choice("leaves", leaves, LEAVES)
         check_choice("problem_type", problem_type, PROBLEMS)
+        if leaves == "sentences" and format == "python":
+            raise ValueError(
+                "leaves must be 'words' or 'tokens' for format='python', got 'sentences'; the "
+                "leaves of Python are its tokens"
+            )
         check_integer("image_size", image_size, least=1)
         if image_size % check_integer("patch_size", patch_size, least=1):
             raise ValueError(
@@ -110,6 +121,7 @@ class HTEProcessor(ProcessorMixin):
         self.label_names = None if label_names is None else list(label_names)
         self.problem_type, self.drop_empty = problem_type, drop_empty
         self.max_family, self.max_leaves = max_family, max_leaves
+        self.max_characters = max_characters
         self.image_size, self.patch_size = image_size, patch_size
         super().__init__(tokenizer, **kwargs)
 
@@ -126,7 +138,8 @@ class HTEProcessor(ProcessorMixin):
     ) -> "HTEProcessor":
         """Make a processor that knows the words, fields and labels of these documents.
 
-        With a `tokenizer`, leaves are its tokens; otherwise words that occur `min_count` times, the
+        With a `tokenizer`, leaves are its tokens, or sentences of them with leaves="sentences"
+        (for the tokenizer of an encoder); otherwise words that occur `min_count` times, the
         `max_words` most frequent ones.
         """
         if tokenizer is not None:
@@ -150,9 +163,21 @@ class HTEProcessor(ProcessorMixin):
         return first
 
     def config(self, **options: Any) -> HTEConfig:
-        """Return the configuration of a model for what this processor makes."""
+        """Return the configuration of a model for what this processor makes.
+
+        Sentences need an `encoder`: its configuration. With `vector_width`, words are vectors of
+        that width; `HTEForClassification.from_processor` does both with pretrained weights.
+        """
+        width, encoder = options.pop("vector_width", None), options.get("encoder")
+        if (self.leaves == "sentences") != (encoder is not None):
+            raise ValueError(
+                "encoder must be the configuration of an encoder if leaves are sentences, and "
+                f"None otherwise, got {type(encoder).__name__} for leaves={self.leaves!r}; "
+                "HTEForClassification.from_processor(processor, encoder=...) takes it from a model"
+            )
+        text = {"vocab_size": len(self.tokenizer)} | ({} if width is None else {"width": width})
         kinds: dict[str, dict[str, int]] = {
-            TEXT: {"vocab_size": len(self.tokenizer)},
+            TEXT: text if encoder is None else {"width": encoder["hidden_size"]},
             IMAGE: {"vocab_size": 1},
             NUMBER: {"width": len(SCALES)},
             PIXELS: {"width": 3 * self.patch_size**2},
@@ -191,6 +216,8 @@ class HTEProcessor(ProcessorMixin):
             max_family=self.max_family,
             max_leaves=self.max_leaves,
             split=split_words if self.leaves == "words" else self._tokens,
+            sentences=self.leaves == "sentences",
+            max_characters=self.max_characters,
         )
         if self.format == "record":
             sizes = {"image_size": self.image_size, "patch_size": self.patch_size}
@@ -270,10 +297,29 @@ class HTEProcessor(ProcessorMixin):
             return torch.stack(values)
         if modality == IMAGE:
             return torch.zeros(len(values), dtype=torch.int64)
+        if self.leaves == "sentences":
+            texts = [value if isinstance(value, str) else UNKNOWN for value in values]
+            return self._rows_of_tokens(texts)
         words = [self._word(value) if isinstance(value, str) else UNKNOWN for value in values]
         unknown = self.tokenizer.unk_token_id or 0
         ids = self.tokenizer.convert_tokens_to_ids(words)
         return torch.tensor([unknown if one is None else one for one in ids])
+
+    def _rows_of_tokens(self, texts: list[str]) -> Tensor:
+        """Token ids of sentences, [n, L], padded with -1."""
+        rows = self.tokenizer(texts, verbose=False).input_ids
+        limit = self.tokenizer.model_max_length
+        too_long = sum(len(row) > limit for row in rows)
+        if too_long:
+            warnings.warn(
+                f"{too_long} of {len(rows)} sentences have more than the {limit} tokens that the "
+                f"encoder takes, and are cut; pass a smaller max_characters than "
+                f"{self.max_characters}",
+                stacklevel=2,
+            )
+            rows = self.tokenizer(texts, truncation=True, verbose=False).input_ids
+        tensors = [torch.tensor(row) for row in rows]
+        return pad_sequence(tensors, batch_first=True, padding_value=ROW_PADDING)
 
     def _known(self, tree: SignalTree) -> SignalTree:
         """The tree with the fields and modalities that a model of this processor knows."""
