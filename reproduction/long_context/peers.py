@@ -135,6 +135,11 @@ def peer_cache(kind: str, cache: DynamicCache, config: Any, options: dict[str, A
     return found
 
 
+def peer_of(choice: tuple[str, dict[str, Any]] | None) -> Peer | None:
+    """Return the attention function of `read_by` or `decoded_by` of a setting."""
+    return None if choice is None else Peer(choice[0], **choice[1])
+
+
 _current: list[Peer] = []
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import polyscale as ps
 from reproduction.long_context.peers import AT_ONCE as PEERS_AT_ONCE
-from reproduction.long_context.peers import Peer, attended_by, peer_cache
+from reproduction.long_context.peers import attended_by, peer_cache, peer_of
 from reproduction.long_context.settings import Setting
 
 AT_ONCE = 1 << 20  # tokens after a prompt that are decoded in one call, each choosing for itself
@@ -61,7 +61,7 @@ class Reader:
         if dense and path is not None and path.is_file():
             return _unpack(load_file(path))
         cache = DynamicCache(config=self.model.config)
-        peer = _peer(setting.read_by)
+        peer = peer_of(setting.read_by)
         with (
             torch.no_grad(),
             injected(self.model, setting.prompt),
@@ -82,7 +82,7 @@ class Reader:
     def losses(self, cache: DynamicCache, ids: Tensor, setting: Setting) -> tuple[Tensor, Any]:
         """Return the loss `[T]` of tokens `ids[1:]` after a read prompt, and the cache's report."""
         if setting.decoded_by is not None or setting.held_in is not None:
-            return self._losses_by_peer(cache, ids, setting), None
+            return self._losses_bypeer_of(cache, ids, setting), None
         with torch.no_grad(), injected(self.model, None, setting.cache):
             past: Any = cache
             if setting.cache is not None:
@@ -93,7 +93,7 @@ class Reader:
             report = past.report() if setting.cache is not None else None
         return F.cross_entropy(logits.float(), ids[0, 1:], reduction="none"), report
 
-    def _losses_by_peer(self, cache: DynamicCache, ids: Tensor, setting: Setting) -> Tensor:
+    def _losses_bypeer_of(self, cache: DynamicCache, ids: Tensor, setting: Setting) -> Tensor:
         """Return the losses with a peer's cache or attention.
 
         Quantized caches keep so many newest tokens whole as go in one call here, so that each token
@@ -104,7 +104,7 @@ class Reader:
             kind, options = setting.held_in
             past = peer_cache(kind, cache, self.model.config, options)
         logits = []
-        with torch.no_grad(), attended_by(self.model, _peer(setting.decoded_by)):
+        with torch.no_grad(), attended_by(self.model, peer_of(setting.decoded_by)):
             for part in ids[:, :-1].split(PEERS_AT_ONCE, dim=1):
                 logits.append(self.model(part, past_key_values=past).logits[0])
         return F.cross_entropy(torch.cat(logits).float(), ids[0, 1:], reduction="none")
@@ -133,10 +133,6 @@ class Reader:
                     new = best.indices[None, :1]
                     logits = self.model(new, past_key_values=past).logits[:, -1]
         return tokens, gaps
-
-
-def _peer(choice: tuple[str, dict[str, Any]] | None) -> Peer | None:
-    return None if choice is None else Peer(choice[0], **choice[1])
 
 
 def _unpack(tensors: dict[str, Tensor]) -> tuple[DynamicCache, Tensor]:

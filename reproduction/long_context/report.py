@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.long_context.articles import CHOOSING
+from reproduction.long_context.figure import draw_quality
 from reproduction.long_context.results import Results
 from reproduction.long_context.settings import DENSE
 
@@ -87,6 +88,12 @@ def write_report(folder: Path) -> str:
                 )
                 for row in summary["timing"]
             ],
+        )
+    if draw_quality(summary, folder / "quality.svg"):
+        text += ["", "## Quality against work", "", "![Perplexity against pairs](quality.svg)", ""]
+        text.append(
+            "Held-out articles, prompts of 4,096 tokens. Peers choose in plain PyTorch and attend "
+            "on the same kernel; their seconds include the choice."
         )
     (folder / "results.json").write_text(json.dumps(summary, indent=1) + "\n")
     whole = "\n".join(text) + "\n"

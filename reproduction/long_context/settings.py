@@ -60,10 +60,26 @@ SETTINGS: dict[str, Setting] = {
 # Peers. Of prompts at HEAVY, where the share of pairs is that of mass .95; of caches, those that
 # drop tokens keep 624 of them, 15 % of 4,096, about the bytes that levels read.
 HEAVY = 448
+COUNTED = ", pairs counted"  # the same setting, with the share of pairs in its records
 SETTINGS |= {
     f"streaming, near {64 + HEAVY}": Setting(prompt={"near": 64 + HEAVY, "heavy": 0}),
     f"opened, heavy {HEAVY}": Setting(prompt={"heavy": HEAVY}),
-    "opened, mass .95, pairs counted": Setting(read_by=("opened", {"mass": 0.95})),
+    **{
+        f"{name}{COUNTED}": Setting(read_by=("opened", options))
+        for name, options in (
+            ("opened, mass .95", {"mass": 0.95}),
+            ("opened, mass .9", {"mass": 0.9}),
+            ("opened, heavy 512", {"heavy": 512}),
+            (f"opened, heavy {HEAVY}", {"heavy": HEAVY}),
+            ("opened, heavy 256", {"heavy": 256}),
+            ("opened, heavy 128", {"heavy": 128}),
+            ("opened, strict, heavy 512", {"heavy": 512, "strict": True}),
+            (f"streaming, near {64 + HEAVY}", {"near": 64 + HEAVY, "heavy": 0}),
+            ("streaming, near 320", {"near": 320, "heavy": 0}),
+        )
+    },
+    "Quest, heavy 256": Setting(read_by=("min/max bounds (Quest)", {"heavy": 256})),
+    "pooled means, heavy 256": Setting(read_by=("pooled means (MInference, MoBA)", {"heavy": 256})),
     **{
         f"{name}, heavy {HEAVY}": Setting(read_by=(chooser, {"heavy": HEAVY}))
         for name, chooser in (

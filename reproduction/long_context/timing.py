@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import polyscale as ps
+from reproduction.long_context.peers import attended_by, peer_of
 from reproduction.long_context.reading import Reader, injected
 from reproduction.long_context.results import Results
 from reproduction.long_context.settings import Setting
@@ -24,7 +25,11 @@ def measure_first_token(
     seconds: dict[str, list[float]] = {name: [] for name in settings}
     for _ in range(rounds):
         for name, setting in settings.items():
-            with injected(reader.model, setting.prompt, setting.cache), torch.no_grad():
+            with (
+                torch.no_grad(),
+                injected(reader.model, setting.prompt, setting.cache),
+                attended_by(reader.model, peer_of(setting.read_by)),
+            ):
                 begin = time.perf_counter()
                 reader.model.generate(ids, max_new_tokens=1, do_sample=False)
                 seconds[name].append(time.perf_counter() - begin)

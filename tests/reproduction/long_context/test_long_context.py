@@ -11,6 +11,7 @@ import torch
 import polyscale as ps
 from reproduction.long_context import __main__ as command
 from reproduction.long_context.articles import long_articles, read_pages
+from reproduction.long_context.figure import draw_quality
 from reproduction.long_context.measures import needle_prompt
 from reproduction.long_context.peers import drop
 from reproduction.long_context.report import write_report
@@ -192,3 +193,25 @@ def test_the_committed_tables_follow_from_the_committed_measurements(tmp_path: P
     write_report(tmp_path)
     for name in ("RESULTS.md", "results.json"):
         assert (tmp_path / name).read_text() == (committed / name).read_text()
+
+
+def test_the_figure_draws_held_out_articles_whose_pairs_and_seconds_are_known(
+    tmp_path: Path,
+) -> None:
+    row = {"draw": "held out", "length": "4096 + 512", "ratio": 1.01, "error": 0.002}
+    summary = {
+        "perplexity": [
+            {**row, "setting": "opened, heavy 512, pairs counted", "share": 0.3},
+            {**row, "setting": "Quest, heavy 448", "share": 0.25},
+            {**row, "setting": "levels 4,4", "share": None},
+        ],
+        "timing": [
+            {"item": "first token, 4096 tokens", "setting": "opened, heavy 512", "seconds": 4.0}
+        ],
+    }
+    assert draw_quality(summary, tmp_path / "quality.svg")
+    drawn = (tmp_path / "quality.svg").read_text()
+    assert drawn.count('id="LineCollection') == 3 + 2  # error bars: of pairs, of seconds; legend
+    summary["perplexity"] = summary["perplexity"][2:]
+    assert not draw_quality(summary, tmp_path / "nothing.svg")
+    assert not (tmp_path / "nothing.svg").exists()
