@@ -36,7 +36,9 @@ def guarded_sdpa(
     """`scaled_dot_product_attention` whose gradients are replaced, when they are computed, if the
     scores are huge. For code that is traced, and for accelerators.
     """
-    query, key, value, mask, token = _Inputs.apply(query, key, value, mask, causal, scale)
+    query, key, value, same_mask, token = _Inputs.apply(query, key, value, mask, causal, scale)
+    if mask is not None and mask.requires_grad:
+        mask = same_mask  # otherwise torch would look for a kernel with gradients of masks
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale
     )

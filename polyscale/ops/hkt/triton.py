@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyscale._extras import require
-from polyscale.ops.hkt.limits import MAX_LEVELS, MAX_WIDTH
+from polyscale.ops.hkt.limits import why_beyond_limits
 from polyscale.ops.hkt.mask import AttentionMask
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -82,16 +82,9 @@ def why_unsupported(
     relative_bias: Sequence[Tensor] | None = None,
 ) -> str | None:
     """Why the kernels cannot take these tensors; None if they can."""
-    if relative_bias is not None:
-        return "it takes no relative_bias; impl='sdpa' takes it"
-    if len(queries) > MAX_LEVELS:
-        return f"it takes at most {MAX_LEVELS} levels, got {len(queries)}"
     if value.dtype not in DTYPES:
         return f"it takes float32, float16 and bfloat16, got {value.dtype}"
-    width = max(queries[0].shape[3], value.shape[3])
-    if width > MAX_WIDTH:
-        return f"it takes head dimensions up to {MAX_WIDTH}, got {width}"
-    return None
+    return why_beyond_limits(queries, value, relative_bias)
 
 
 def _check_device(value: Tensor) -> None:

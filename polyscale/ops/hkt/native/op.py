@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyscale.ops.hkt.limits import MAX_LEVELS, MAX_WIDTH
+from polyscale.ops.hkt.limits import why_beyond_limits
 from polyscale.ops.hkt.mask import AttentionMask
 from polyscale.ops.hkt.native.library import Call
 from polyscale.ops.hkt.reference import hkt_attention_reference
@@ -73,13 +73,9 @@ def why_unsupported(
         return f"it takes float32 and bfloat16, got {value.dtype}"
     if any(x.dtype != value.dtype for x in (*queries, *keys)):
         return "queries, keys and value must have one dtype"
-    if relative_bias is not None:
-        return "it takes no relative_bias"
-    if len(queries) > MAX_LEVELS:
-        return f"it takes at most {MAX_LEVELS} levels, got {len(queries)}"
-    width = max(queries[0].shape[-1], value.shape[-1])
-    if width > MAX_WIDTH:
-        return f"it takes head dimensions up to {MAX_WIDTH}, got {width}"
+    reason = why_beyond_limits(queries, value, relative_bias)
+    if reason is not None:
+        return reason
     # torch would treat the operation as a constant and silently return a tangent of zero.
     if transformed((*queries, *keys, value, level_weights)):
         return "it has reverse-mode gradients only: no torch.func transforms, no forward mode"
