@@ -83,7 +83,9 @@ def plan_own_run(
         )
     config = preset_config(task, model, preset, seed=seed, levels=levels)
     config = replace(config, task_options={**config.task_options, **given})
-    config = config.with_values(changes or {})
+    of_training = {n: value for n, value in (changes or {}).items() if n.startswith("training.")}
+    others = {n: value for n, value in (changes or {}).items() if n not in of_training}
+    config = config.with_values(others)
     data = load_task(task, seed=config.data_seed, **config.task_options)
     found = {
         name: value
@@ -92,14 +94,15 @@ def plan_own_run(
     }
     said += _guesses(found, config.task_options, data)
     said += data.source["notes"]
-    settings = {**_budget(data, preset), **_changes_of("training", changes)}
-    config = replace(config, task_options=found)
-    training = TrainingSettings(**{**config.as_dict()["training"], **settings})
+    budget = _budget(data, preset, of_training.get("training.steps"))
+    training = TrainingSettings(**{**config.as_dict()["training"], **budget})
+    config = replace(config, task_options=found, training=training).with_values(of_training)
+    training = config.training
     said.append(
         f"{model} trains for {training.steps:,} steps of {training.batch_size} samples "
         "(--set training.steps=N changes it)"
     )
-    return OwnRun(replace(config, training=training), data, said)
+    return OwnRun(config, data, said)
 
 
 def _located(name: str, value: Any) -> Any:
@@ -156,29 +159,26 @@ def _media(given: dict[str, Any]) -> str:
     return read_source(str(given.get("data") or ""), wanted)["train"].media
 
 
-def _budget(data: TaskData, preset: str) -> dict[str, Any]:
-    """Steps for some passes over the data, and batches that small data can fill."""
+def _budget(data: TaskData, preset: str, steps: Any = None) -> dict[str, Any]:
+    """Steps for some passes over the data, and batches that small data can fill.
+
+    With `steps` as the user chose them, the pace of evaluations follows from those.
+    """
     count = len(data.train)
     if preset == "tiny":
-        return {"batch_size": min(16, count)}
-    batch = max(1, min(32, count // 8))
-    least, most = _STEPS[preset]
-    steps = max(least, min(most, _EPOCHS[data.name] * count // batch))
+        batch, default = min(16, count), 40
+    else:
+        batch = max(1, min(32, count // 8))
+        least, most = _STEPS[preset]
+        default = max(least, min(most, _EPOCHS[data.name] * count // batch))
+    chosen = default if not isinstance(steps, int) or steps < 1 else steps
     return {
-        "steps": steps,
+        "steps": chosen,
         "batch_size": batch,
-        "warmup_steps": steps // 20,
-        "log_every": max(1, steps // 100),
-        "evaluate_every": max(1, steps // 20),
+        "warmup_steps": max(1, chosen // 20),
+        "log_every": max(1, chosen // (4 if preset == "tiny" else 100)),
+        "evaluate_every": max(1, chosen // (2 if preset == "tiny" else 20)),
         "bucket_by_length": int(data.train.lengths.min()) != int(data.train.lengths.max()),
-    }
-
-
-def _changes_of(section: str, changes: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {
-        name.removeprefix(f"{section}."): value
-        for name, value in (changes or {}).items()
-        if name.startswith(f"{section}.")
     }
 
 
@@ -191,7 +191,9 @@ def _guesses(found: Mapping[str, Any], given: Mapping[str, Any], data: TaskData)
     said = [f"{name}: {rows} samples"]
     guesses = []
     if found.get("text") and not given.get("text"):
-        guesses.append(f"texts are in the column {', '.join(map(repr, found['text']))}")
+        listed = Path(str(found["data"]))  # a folder with a table names its files there
+        what = "files" if listed.is_dir() and not is_saved_dataset(listed) else "texts"
+        guesses.append(f"{what} are in the column {', '.join(map(repr, found['text']))}")
     if found.get("label") and not given.get("label"):
         guesses.append(f"labels in {found['label']!r}")
     if guesses:

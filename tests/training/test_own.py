@@ -320,6 +320,19 @@ def test_a_text_trains_a_language_model_that_continues_a_prompt(model, tmp_path)
     )
 
 
+def test_the_pace_follows_from_the_steps_that_are_chosen(tmp_path):
+    table = write_csv(tmp_path / "a.csv")
+    for preset in ("tiny", "small"):
+        planned = plan_own_run({"data": str(table)}, preset=preset, changes={"training.steps": 20})
+        training = planned.config.training
+        assert training.steps == 20
+        assert training.evaluate_every == {"tiny": 10, "small": 1}[preset]
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        plan(table, changes={"training.steps": 0})
+    with pytest.raises(ValueError, match=r"names of training must be one of .*got 'lr'"):
+        plan(table, changes={"training.lr": 1})
+
+
 def test_many_texts_without_labels_are_held_out_whole(tmp_path):
     planned = plan(write_csv(tmp_path / "a.csv"), kind="language", changes={})
     assert planned.config.task == "own-language"
