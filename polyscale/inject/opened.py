@@ -83,8 +83,7 @@ def inject_opened(
     """
     modules = attention_layers(model)
     causal = [is_causal(module, model) for module in modules]
-    kinds = _cache_layers(model) if any(causal) else []
-    sliding = [at for at, one in enumerate(modules) if _slides(one, kinds)]
+    sliding = sliding_layers(model)
     if layers is None and sliding:
         shown = ", ".join(str(number) for number in sliding)
         warnings.warn(
@@ -129,15 +128,19 @@ def restore_opened(model: PreTrainedModel, modules: list[nn.Module]) -> None:
         vars(model).pop(PREPARE, None)
 
 
+def sliding_layers(model: PreTrainedModel) -> list[int]:
+    """Return the numbers of the layers that attend within a sliding window."""
+    modules = attention_layers(model)
+    kinds: list[Any] = []
+    if any(is_causal(module, model) for module in modules):
+        kinds = list(DynamicCache(config=model.config).layers)
+    return [number for number, module in enumerate(modules) if _slides(module, kinds)]
+
+
 def opened_settings(model: PreTrainedModel) -> dict[int, OpenedSettings]:
     """Return the settings of each layer with opened attention, by its number."""
     records = [getattr(module, RECORD, None) for module in attention_layers(model)]
     return {record.number: record.settings for record in records if record is not None}
-
-
-def _cache_layers(model: PreTrainedModel) -> list[Any]:
-    """Return the layers that a cache of the model has, empty."""
-    return list(DynamicCache(config=model.config).layers)
 
 
 def _number(module: nn.Module) -> int:

@@ -113,6 +113,21 @@ def opened_attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal
         )
+    output = _opened(layer, query, key, value, real, causal, scale)
+    return output.transpose(1, 2), None
+
+
+def _opened(
+    layer: OpenedLayer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """Read a text `[B, H, N, D]` of which `real` `[B, M]` is no padding by opened attention."""
+    settings, keys = layer.settings, key.shape[2]
     dtype = value.dtype
     if len({query.dtype, key.dtype, dtype}) > 1:  # autocast leaves rotated queries and keys wide
         wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), dtype)
@@ -120,7 +135,7 @@ def opened_attention_forward(
     # Products are taken in the dtype of the tensors, not in the sixteen bits of autocast.
     with torch.autocast(query.device.type, enabled=False):
         if real is None:
-            lengths = torch.full((len(query),), past + queries, device=query.device)
+            lengths = torch.full((len(query),), keys, device=query.device)
         else:
             lengths = real.sum(1)
         output, audit = opened_attention(
@@ -135,10 +150,10 @@ def opened_attention_forward(
             **settings.reading(lengths),
         )
         if layer.listener is not None:
-            _tell(layer, query, past + queries, causal, audit)
+            _tell(layer, query, keys, causal, audit)
         if settings.ending and not settings.strict:
             output = read_ending(output, query, key, value, real, scale, settings.ending)
-    return output.to(dtype).transpose(1, 2), None
+    return output.to(dtype)
 
 
 def _tell(layer: OpenedLayer, query: Tensor, keys: int, causal: bool, audit: Audit | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,9 +15,10 @@ from transformers.utils import logging
 from polyscale.checks import check_flag, check_integer, check_number
 from polyscale.inject.api import restore
 from polyscale.inject.audit import opened_audit
+from polyscale.inject.candidates import Arguments, Families, families_of
 from polyscale.inject.measure import Certificate, watching
-from polyscale.inject.modules import attention_layers, is_causal
-from polyscale.inject.opened_settings import DENSE, DENSE_ENCODER
+from polyscale.inject.modules import attention_layers
+from polyscale.inject.opened import sliding_layers
 from polyscale.inject.plan import (
     PAYS,
     InjectionPlan,
@@ -29,45 +30,13 @@ from polyscale.inject.plan import (
 from polyscale.inject.records import injected_layers, injected_settings
 from polyscale.inject.settings import HSASettings
 from polyscale.inject.texts import workload_of
-from polyscale.inject.workload import Continuations, Outcome, Timed, Workload
+from polyscale.inject.workload import Outcome, Timed, Workload
 
 TOLERANCE = 0.005  # the greatest change, if neither it nor a speedup is asked for
 NEW_TOKENS = 128  # written after a prompt
 NARROWED = 2  # settings that are tried in fewer layers, at most
 HOPELESS = 4.0  # times the tolerance, from which on a layer alone is not expected to be within it
 SAFETY = 0.9  # of the change that layers may add up to, which is not quite their sum
-WHOLE = 1 << 30  # tokens: a cache that stays whole, a prompt that is read densely
-Arguments = Mapping[str, Any]
-Families = dict[str, tuple[Arguments, ...]]
-
-# Of a family the strongest settings come first: the fastest, and those that change most.
-DECODERS: Families = {
-    "both": (
-        {"prompt": {"heavy": 128}, "cache": {"bits": (4, 2)}},
-        {"prompt": {"mass": 0.9}, "cache": {"bits": (4, 4)}},
-        {"prompt": {"mass": 0.95}, "cache": {"bits": (4, 4)}},
-    ),
-    "prompts": ({"prompt": {"mass": 0.95}, "cache": {"dense": WHOLE}},),
-    "cache": (
-        {"prompt": {"dense": WHOLE}, "cache": {"bits": (4, 2)}},
-        {"prompt": {"dense": WHOLE}, "cache": {"bits": (4, 4)}},
-    ),
-}
-READERS: Families = {  # decoders that write nothing, such as classifiers
-    "prompts": ({"prompt": {"heavy": 128}}, {"prompt": {"mass": 0.9}}, {"prompt": {"mass": 0.95}}),
-}
-ENCODERS: Families = {
-    "opened": (
-        {"prompt": {"heavy": 64}},
-        {"prompt": {"heavy": 128}},
-        {"prompt": {"mass": 0.9}},
-        {"prompt": {"mass": 0.95}},
-    ),
-    "trees": (
-        {"hierarchy": (16, 16), "tie": "blocks"},
-        {"hierarchy": (16, 16), "tie": "columns"},
-    ),
-}
 
 
 def plan_injection(
@@ -141,49 +110,21 @@ def plan_injection(
     model.eval()
     try:
         workload = workload_of(model, texts, tokenizer, new_tokens, batch_size, max_length)
-        families, notes = _families(model, workload, candidates)
-        search = _Search(model, workload, count, tolerance, speedup)
+        families, notes = families_of(model, workload, candidates)
+        sliding = sliding_layers(model)
+        if sliding:
+            notes = [
+                *notes,
+                f"layers {show_layers(tuple(sliding), 0)} attend within a sliding "
+                "window and are left as they are",
+            ]
+        layers = tuple(number for number in range(count) if number not in sliding)
+        if not layers:
+            families = {}
+        search = _Search(model, workload, layers, tolerance, speedup)
         return search.plan(families, notes, progress, announce or (lambda line: None))
     finally:
         model.train(training)
-
-
-def _families(
-    model: PreTrainedModel, workload: Workload, candidates: Sequence[Arguments] | None
-) -> tuple[Families, list[str]]:
-    """Return the settings to try by families, and notes on those that make no sense here."""
-    if candidates is not None:
-        return _given(candidates), []
-    families, dense = dict(ENCODERS), DENSE_ENCODER
-    if any(is_causal(module, model) for module in attention_layers(model)):
-        families = dict(DECODERS if isinstance(workload, Continuations) else READERS)
-        dense = DENSE
-    longest = max(workload.read)
-    if not 0 < longest <= dense:
-        return families, []
-    kept = {name: one for name, one in families.items() if name == "trees"}
-    return kept, [
-        f"opened attention was not tried: what is read at once has {longest} tokens at most, and "
-        f"up to {dense} it is read densely, which is as fast"
-    ]
-
-
-def _given(candidates: Sequence[Arguments]) -> Families:
-    if isinstance(candidates, str | Mapping) or not isinstance(candidates, Sequence):
-        raise TypeError(
-            "candidates must be a list of arguments of inject_opened or inject_hsa, such as "
-            f"[{{'prompt': {{'heavy': 256}}}}], got {type(candidates).__name__}"
-        )
-    if not candidates:
-        raise ValueError("candidates must be at least one, or None for the usual, got none")
-    for one in candidates:
-        if not isinstance(one, Mapping):
-            raise TypeError(
-                f"candidates must be dicts of arguments of inject_opened or inject_hsa, got {one!r}"
-            )
-        if "layers" in one:
-            raise ValueError("candidates must be without layers, which are searched, got layers")
-    return {str(number): (one,) for number, one in enumerate(candidates)}
 
 
 class _Search:
@@ -193,11 +134,12 @@ class _Search:
         self,
         model: PreTrainedModel,
         workload: Workload,
-        count: int,
+        layers: tuple[int, ...],  # those that may be injected
         tolerance: float | None,
         wanted: float | None,
     ) -> None:
-        self.model, self.workload, self.count = model, workload, count
+        self.model, self.workload, self.layers = model, workload, layers
+        self.count = len(layers)
         self.tolerance, self.wanted = tolerance, wanted
         self.trials: list[Trial] = []
         self.began = time.monotonic()
@@ -235,7 +177,7 @@ class _Search:
             notes = [*notes, self.why_nothing()]
         return InjectionPlan(
             model=type(self.model).__name__,
-            count=self.count,
+            count=len(attention_layers(self.model)),
             texts=len(lengths),
             shortest=min(lengths),
             longest=max(lengths),
@@ -257,7 +199,7 @@ class _Search:
         for arguments in family:
             if not self.can_win(name):
                 break
-            trial = self.measured(arguments, tuple(range(self.count)))
+            trial = self.measured(arguments, self.layers)
             slow = trial.speedup < max(PAYS, self.wanted or 0.0)
             if slow or (self.wanted is None and self.fits(trial)):
                 break
@@ -318,9 +260,8 @@ class _Search:
 
     def kl_of_layers(self, arguments: Arguments) -> dict[int, float]:
         """Return the KL of each layer's attention to softmax, of all layers or of none."""
-        everywhere = tuple(range(self.count))
-        with self.injected(everywhere, arguments):
-            settings = injected_settings(self.model)[0]
+        with self.injected(self.layers, arguments):
+            settings = injected_settings(self.model)[self.layers[0]]
             if not isinstance(settings, HSASettings):
                 with opened_audit(self.model, every=0) as audit:
                     self.workload.glance()
@@ -329,7 +270,7 @@ class _Search:
         certificate = Certificate([settings])
         with watching(self.model, certificate, settings.needs_tokens):
             self.workload.glance()
-        return {layer: certificate.mean_kl(0, layer) for layer in everywhere}
+        return {layer: certificate.mean_kl(0, layer) for layer in self.layers}
 
     @contextmanager
     def injected(self, layers: tuple[int, ...], arguments: Arguments) -> Iterator[None]:
@@ -349,7 +290,7 @@ class _Search:
         self.trials.append(trial)
         self.bar.update()
         self.announce(
-            f"{show_arguments(arguments)}, layers {show_layers(layers, self.count)}: "
+            f"{show_arguments(arguments)}, {len(layers)} layers: "
             f"{trial.speedup:.2f} times as fast, change {trial.change:.2g}"
         )
         return trial

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import polyscale.inject.search as search
-from polyscale.inject import InjectionPlan, injected_layers, load_injected
+from polyscale.inject import InjectionPlan, injected_layers, load_injected, search
+from polyscale.inject import candidates as tried
 from polyscale.inject.before_after import compare
 from polyscale.inject.command import PLAN_FILE, read_texts, run_inject
 from tests.inject.models import bert, llama
@@ -45,10 +45,10 @@ def test_the_command_plans_injects_saves_and_compares(
     candidate = {"prompt": dict(OPENED)}
     if kind == "decoder":
         candidate["cache"] = {"dense": 0, "near": 8}
-    monkeypatch.setattr(search, "ENCODERS", {"opened": (candidate,)})
-    monkeypatch.setattr(search, "DECODERS", {"both": (candidate,)})
-    monkeypatch.setattr(search, "DENSE", 1)
-    monkeypatch.setattr(search, "DENSE_ENCODER", 1)
+    monkeypatch.setattr(tried, "ENCODERS", {"opened": (candidate,)})
+    monkeypatch.setattr(tried, "DECODERS", {"both": (candidate,)})
+    monkeypatch.setattr(tried, "DENSE", 1)
+    monkeypatch.setattr(tried, "DENSE_ENCODER", 1)
     monkeypatch.setattr(search, "PAYS", 0.0)
     said: list[str] = []
     plan, table = run_inject(

@@ -28,7 +28,7 @@ from polyscale.inject import (
 )
 from polyscale.inject.search import _Search
 from polyscale.inject.workload import Continuations, Outcome, Passes, Timed
-from tests.inject.models import SIZES, bert, llama, logits, text, vit
+from tests.inject.models import SIZES, bert, llama, logits, mistral, qwen2, text, vit
 
 SMALL: dict[str, Any] = {
     "block": 8, "key_block": 4, "near": 4, "sinks": 2, "sample": 4, "dense": 0
@@ -80,7 +80,7 @@ def searched(
     model = llama()
     workload = Clockwork(model, saves, costs)
     family = tuple({"prompt": {**SMALL, "heavy": heavy}} for heavy in saves)
-    search = _Search(model, workload, 3, tolerance, wanted)
+    search = _Search(model, workload, (0, 1, 2), tolerance, wanted)
     plan = search.plan({"both": family}, [], False, lambda line: None)
     assert injected_layers(model) == []
     return plan, workload
@@ -158,7 +158,7 @@ def test_a_lucky_time_is_not_believed_twice() -> None:
     model = llama()
     workload = Lucky(model, {4: -0.5}, by_heavy({4: 0.0}))
     family = ({"prompt": {**SMALL, "heavy": 4}},)
-    plan = _Search(model, workload, 3, 0.1, None).plan(
+    plan = _Search(model, workload, (0, 1, 2), 0.1, None).plan(
         {"both": family}, [], False, lambda line: None
     )
     assert plan.trials[0].speedup == pytest.approx(10 / 10.5)
@@ -302,6 +302,20 @@ def test_texts_too_short_for_opened_attention_are_left_to_trees_and_said_so() ->
     assert nothing.trials == ()
     assert not nothing.pays
     assert "there was nothing to try" in nothing.notes[-1]
+
+
+def test_layers_with_a_sliding_window_are_left_out_and_said_so() -> None:
+    torch.manual_seed(0)
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    model = qwen2(use_sliding_window=True, sliding_window=8, layer_types=types)
+    given = [{"input_ids": text(1, 120)}]
+    plan = plan_injection(model, given, candidates=[FEW], tolerance=1e9, progress=False)
+    assert plan.count == 3
+    assert {one.layers for one in plan.trials} == {(0, 2)}
+    assert "layers 1 attend within a sliding window" in plan.notes[0]
+    none = plan_injection(mistral(), given, candidates=[FEW], progress=False)
+    assert none.trials == ()
+    assert not none.pays
 
 
 def test_accuracy_is_only_measured_with_labels_for_all_texts() -> None:
