@@ -105,7 +105,9 @@ def call_sdpa(
     finite, which some of its kernels read as zeros. The result has the dtype of `value`.
     """
     finite = query.isfinite().all(-1, keepdim=True)  # [B, H, Q, 1]
-    if scale <= 0:  # some kernels look for the largest score before they scale
+    if scale < 1:
+        # Some kernels look for the largest product before they scale, which may be negative, and
+        # products may overflow where scores do not.
         query, scale = query * scale, 1.0
     with without_autocast(value.device):
         output = _attend_at_any_size(query, key, value, mask, causal, scale)

@@ -139,6 +139,19 @@ def test_scores_of_the_largest_float(signs, impl):
             assert torch.isfinite(gradient).all()
 
 
+@every_impl
+@pytest.mark.parametrize("grad", [False, True])
+def test_products_may_overflow_where_scores_do_not(grad, impl):
+    """At the usual scale of 1/8 a product of 8 times the largest score is no float."""
+    query, key = torch.zeros(2, 1, 1, 70, 64)
+    query[..., 0], key[..., 0] = (8e38) ** 0.5, torch.linspace(-1, 1, 70) * 8e38**0.5
+    case = [x.requires_grad_(grad) for x in (query, key, torch.randn(1, 1, 70, 3))]
+    output = ps.hkt_attention([case[0]], [case[1]], case[2], torch.ones(1, 1), impl=impl)
+    assert torch.allclose(output, case[2])  # every query sees its own key as the greatest
+    if grad:
+        assert all(x.isfinite().all() for x in torch.autograd.grad(output.sum(), case))
+
+
 @needs_kernel
 @every_variant
 @pytest.mark.parametrize("causal", [True, False])
