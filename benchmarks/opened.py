@@ -134,7 +134,7 @@ def compare_endings(size: int, last: int = 128) -> Row:
     """The last positions as a part of the prompt with a finer sample, or densely."""
     query, key, value = inputs(size)
     ending = query[:, :, -last:]
-    wide = [x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (key, value)]
+    wide_key, wide_value = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (key, value))
     seen = torch.arange(size) <= torch.arange(size - last, size)[:, None]
     with torch.no_grad():
         seconds = best_seconds(
@@ -142,7 +142,9 @@ def compare_endings(size: int, last: int = 128) -> Row:
                 "whole": lambda: opened_attention(query, key, value),
                 "sample_8": lambda: opened_attention(ending, key, value),
                 "sample_4": lambda: opened_attention(ending, key, value, sample=4),
-                "dense": lambda: scaled_dot_product_attention(ending, *wide, attn_mask=seen),
+                "dense": lambda: scaled_dot_product_attention(
+                    ending, wide_key, wide_value, attn_mask=seen
+                ),
             }
         )
     return {"size": size, **{f"{name}_seconds": value for name, value in seconds.items()}}
@@ -160,11 +162,13 @@ def compare_flex(size: int) -> Row:
             heads, opened = HEADS // KEY_HEADS, opened[:, :1]
         mask = block_mask(opened, heads, audit.places, audit.settings)
         compiled = torch.compile(flex_attention, dynamic=False)
-        wide = [x.repeat_interleave(HEADS // KEY_HEADS, 1)[:, :heads] for x in (key, value)]
+        wide_key, wide_value = (
+            x.repeat_interleave(HEADS // KEY_HEADS, 1)[:, :heads] for x in (key, value)
+        )
         timed_query = query[:, :heads].contiguous()
         seconds = best_seconds(
             {
-                "flex": lambda: compiled(timed_query, *wide, block_mask=mask),
+                "flex": lambda: compiled(timed_query, wide_key, wide_value, block_mask=mask),
                 "opened": lambda: opened_attention(query, key, value),
             },
             rounds=2 if size <= 8192 else 1,

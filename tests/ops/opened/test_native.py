@@ -140,16 +140,32 @@ def test_lesser_instructions_give_the_same(options, instructions, monkeypatch):
     sample=st.sampled_from([1, 4, 16]),
     mode=st.sampled_from(["causal", "strict", "both"]),
     rest=st.sampled_from(["drop", "pool"]),
+    layout=st.sampled_from(["plain", "left", "right", "between", "packed"]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_random_problems(
-    queries, before, heads, width, key_block, near, heavy, mass, sinks, sample, mode, rest, seed
+    queries,
+    before,
+    heads,
+    width,
+    key_block,
+    near,
+    heavy,
+    mass,
+    sinks,
+    sample,
+    mode,
+    rest,
+    layout,
+    seed,
 ):
     torch.manual_seed(seed)
+    keys = queries + before
     tensors = random_case(
-        queries,
-        queries + before,
+        keys if layout == "packed" else queries,
+        keys,
+        batch=1 if layout == "packed" else 2,
         heads=heads[0],
         key_heads=heads[1],
         width=width,
@@ -167,7 +183,9 @@ def test_random_problems(
         strict=mode == "strict",
         rest=rest,
     )
-    places = places_of(*tensors[:2], sinks=sinks)
+    padding = padding_of(layout, keys) if layout in ("left", "right", "between") else None
+    bounds = torch.tensor(sorted({0, keys // 3, keys})) if layout == "packed" else None
+    places = places_of(*tensors[:2], padding, bounds, sinks)
     assert_native_equals_the_reference(tensors, places, chosen)
 
 
@@ -211,15 +229,23 @@ def test_bfloat16_errs_at_most_twice_as_much_as_sdpa(causal):
         assert (mine - true).norm() <= 2 * (standard - true).norm()
 
 
-def test_bfloat16_chooses_and_keeps_what_the_reference_does():
+@pytest.mark.parametrize("options", [{"rest": "pool"}, {"strict": True}], ids=str)
+def test_bfloat16_is_the_reference_up_to_its_own_rounding(options):
     torch.manual_seed(0)
-    tensors = random_case(300, dtype=torch.bfloat16)
-    places, chosen = places_of(*tensors[:2]), settings_of(rest="pool")
-    exact = [x.detach().double() for x in tensors]
+    tensors = random_case(150, 300, dtype=torch.bfloat16)
+    places, chosen = places_of(*tensors[:2], padding_of("left", 300)), settings_of(**options)
+    exact = [x.detach().double().requires_grad_() for x in tensors]
     output, found = opened_attention_native(*tensors, places, chosen)
     expected, choice = opened_attention_reference(*exact, places, chosen)
     assert_same_choice(found, choice, chosen)
     torch.testing.assert_close(output.double(), expected, atol=2e-2, rtol=2e-2)
+    cotangent = torch.randn_like(output)
+    for ours, theirs in zip(
+        torch.autograd.grad(output, tensors, cotangent),
+        torch.autograd.grad(expected, exact, cotangent.double()),
+        strict=True,
+    ):
+        assert (ours - theirs).norm() <= 1e-2 * theirs.norm()
 
 
 def test_a_choice_made_elsewhere_is_attended_to():
