@@ -173,7 +173,8 @@ def to_markdown(result: dict[str, Any]) -> str:
         "",
         "llama.cpp (by xllamacpp) also has its weights in 4 bits (Q4_1) and kernels of its own for "
         "them, where transformers has the same weights unpacked to the dtype named: its speed is "
-        "that of weights and cache together, so compare its rows with each other.",
+        "that of weights and cache together, so compare its rows with each other. They are one run "
+        "each and were not steady on this machine: measure again before citing them.",
         "",
         "| cache | dtype | batch | tokens | read/s | written/s | of the usual | held |",
         "|---|---|---|---|---|---|---|---|",
