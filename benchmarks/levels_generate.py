@@ -39,7 +39,7 @@ CACHES: dict[str, Callable[[Any, int], Any]] = {
     "quanto 4 bits": lambda config, tokens: QuantizedCache("quanto", config, nbits=4),
     "quanto 2 bits": lambda config, tokens: QuantizedCache("quanto", config, nbits=2),
 }
-SLOW = 3.0  # seconds of a step from which one round is enough
+SLOW = 0.5  # seconds of a step from which one more is enough
 BYTES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of a number in llama.cpp's caches
 Row = dict[str, Any]
 
@@ -48,6 +48,7 @@ def measure_caches(model: Any, tokens: int, names: list[str], batch: int) -> dic
     """Write tokens from each cache in turn; the caches hold random numbers, as long as a prompt."""
     config = model.config
     rounds: dict[str, list[float]] = {}
+    warm: dict[str, float] = {}
     key_heads, width = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
     dense = DynamicCache(config=config)
     for layer in range(config.num_hidden_layers):
@@ -64,15 +65,18 @@ def measure_caches(model: Any, tokens: int, names: list[str], batch: int) -> dic
     del dense
     for turn in range(ROUNDS + 1):
         for name, cache in caches.items():
-            if turn > 1 and rounds[name][0] > SLOW:
+            slow = turn and warm[name] > SLOW
+            if slow and turn > 1:
                 continue
             if name in LEVELS:
                 ps.inject_opened(model)
-            seconds = _step(model, cache, batch, 1 if not turn else STEPS)
+            seconds = _step(model, cache, batch, STEPS if turn and not slow else 1)
             if name in LEVELS:
                 ps.restore(model)
-            if turn:  # the first one warms up
+            if turn:
                 rounds.setdefault(name, []).append(seconds)
+            else:
+                warm[name] = seconds
     return {
         name: {
             "write": batch / min(rounds[name]),
@@ -164,12 +168,13 @@ def to_markdown(result: dict[str, Any]) -> str:
         f"{result['model']}, {about['processor']}, {about['threads']} threads, torch "
         f"{about['torch']}, {about['date']}; batch 1 where nothing else is said. Tokens per second "
         f"read (a whole prompt) and written after so many tokens, the best of {ROUNDS} rounds of "
-        f"{STEPS}; bytes the cache holds. Caches take turns in one process. Made by `python -m "
-        "benchmarks.levels_generate`.",
+        f"{STEPS} (one token, where that takes more than {SLOW} s); bytes the cache holds. Caches "
+        "take turns in one process. Made by `python -m benchmarks.levels_generate`.",
         "",
         "llama.cpp (by xllamacpp) also has its weights in 4 bits (Q4_1) and kernels of its own for "
         "them, where transformers has the same weights unpacked to the dtype named: its speed is "
-        "that of weights and cache together, so compare its rows with each other.",
+        "that of weights and cache together, so compare its rows with each other. They are one run "
+        "each and were not steady on this machine: measure again before citing them.",
         "",
         "| cache | dtype | batch | tokens | read/s | written/s | of the usual | held |",
         "|---|---|---|---|---|---|---|---|",
