@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks import hsa
 from benchmarks.timing import write_results
+from polyscale._files import write_text
 
 
 def main() -> None:
@@ -26,6 +27,7 @@ def main() -> None:
     path = options.output / "hsa.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     result = {**known, **hsa.run(parts=options.parts)}
+    write_text(path, json.dumps(result, indent=2) + "\n")  # before anything can fail
     write_results(result, hsa.to_markdown(result), options.output / "hsa")
     if "operation" in result:
         hsa.draw(result, options.output / "hsa.svg")
