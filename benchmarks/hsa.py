@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import random
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.hsa_report import draw, to_markdown
+from benchmarks.hsa_texts import text_trees
 from benchmarks.peers import compare_with_peers
 from benchmarks.timing import added_memory, best_seconds, fitted_exponent, machine
 from polyscale._memory import keep_freed_memory
@@ -176,7 +176,7 @@ def training_step(quick: bool) -> Row:
     The twin has the same weights and attends with SDPA over the padded batch.
     """
     count, width, heads = (8 if quick else 64), 128, 4
-    trees = _texts(count)
+    trees, source = text_trees(count)
     forest = SignalTree.batch(trees)
     lengths = torch.tensor([tree.num_rows for tree in trees])
     longest = int(lengths.max())
@@ -199,6 +199,7 @@ def training_step(quick: bool) -> Row:
     )
     return {
         "texts": count,
+        "source": source,
         "tokens": forest.num_rows,
         "padded_tokens": count * longest,
         "hsa_seconds": seconds["hsa"],
@@ -248,32 +249,9 @@ def compiled(quick: bool) -> list[Row]:
     return [{"name": name, "size": size, "seconds": found} for name, found in seconds.items()]
 
 
-def text_tree(rng: random.Random, tokens: int = 250) -> SignalTree:
-    """A tree shaped like a text: paragraphs, sentences, tokens, a special token at either end."""
-    parents = [-1, 0]
-    left = max(3, round(rng.gauss(tokens, tokens / 6))) - 2
-    while left > 0:
-        parents.append(0)
-        paragraph = len(parents) - 1
-        for _ in range(rng.randint(1, 6)):
-            if left <= 0:
-                break
-            parents.append(paragraph)
-            length = min(left, max(1, round(rng.gauss(22, 10))))
-            parents.extend([len(parents) - 1] * length)
-            left -= length
-    parents.append(0)
-    return SignalTree.from_parents(parents)
-
-
-def _texts(count: int) -> list[SignalTree]:
-    rng = random.Random(0)
-    return [text_tree(rng) for _ in range(count)]
-
-
 def compare_texts(texts: int, *, tie: str = "blocks", grad: bool = False, rounds: int = 3) -> Row:
     """A batch of different text trees, packed, against SDPA on the padded batch with its mask."""
-    trees = _texts(texts)
+    trees, source = text_trees(texts)
     forest = SignalTree.batch(trees)
     lengths = torch.tensor([tree.num_rows for tree in trees])
     longest = int(lengths.max())
@@ -294,6 +272,7 @@ def compare_texts(texts: int, *, tie: str = "blocks", grad: bool = False, rounds
     return {
         "case": f"{texts} texts, {tie}",
         "size": texts,
+        "source": source,
         "pass": "forward+backward" if grad else "forward",
         "tokens": forest.num_rows,
         "padded_tokens": texts * longest,
@@ -335,6 +314,39 @@ def decode_seconds(context: int, tokens: int = 64, rounds: int = 5) -> Row:
         "seconds_per_token": best / tokens,
         "dense_seconds_per_token": _dense_seconds(layer, x, keys, values, tokens, rounds),
         "entries": cache.size,
+    }
+
+
+def chunked(quick: bool) -> list[Row]:
+    """Several new tokens at once over a cache, beside the same tokens one after the other."""
+    context, sizes = (256, (16,)) if quick else (16384, (16, 64, 256, 1024))
+    return [chunk_seconds(context, size) for size in sizes]
+
+
+def chunk_seconds(context: int, tokens: int, rounds: int = 3) -> Row:
+    """Time of a causal layer for a chunk of tokens after `context` others."""
+    layer = HSAAttention(HEADS * WIDTH, HEADS, tie="columns", causal=True).eval()
+    x = torch.randn(1, tokens, HEADS * WIDTH)
+    keys, values = (torch.randn(1, HEADS, context, WIDTH) for _ in range(2))
+    closes = _closes(torch.arange(context + tokens), context + tokens)[None]
+
+    def feed(step: int) -> float:
+        cache = HSACache()
+        cache.start(keys, values, closes[:, :context], torch.tensor([context]))
+        begin = time.perf_counter()
+        for t in range(0, tokens, step):
+            now = closes[:, context + t : context + t + step]
+            layer(x[:, t : t + step], cache=cache, closes=now)
+        return time.perf_counter() - begin
+
+    with torch.no_grad():
+        seconds = {step: min(feed(step) for _ in range(rounds + 1)) for step in (tokens, 1)}
+    return {
+        "context": context,
+        "tokens": tokens,
+        "seconds": seconds[tokens],
+        "stepwise_seconds": seconds[1],
+        "speedup": seconds[1] / seconds[tokens],
     }
 
 
@@ -410,6 +422,7 @@ PARTS: dict[str, Callable[[bool], Any]] = {
     "growth": growth,
     "training_step": training_step,
     "decoding": decoding,
+    "chunked": chunked,
     "layers": layers,
     "compiled": compiled,
     "memory": memory,

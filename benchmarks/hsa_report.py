@@ -52,6 +52,8 @@ def _texts(rows: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
     lines = [
         "## Different text trees, packed, against SDPA on the padded batch",
         "",
+        f"{rows[0]['size']} {rows[0]['source']}.",
+        "",
         "| case | tokens | pass | HSA | SDPA | speed-up | target |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -85,7 +87,7 @@ def _memory(found: dict[str, int], result: dict[str, Any]) -> list[str]:
 
 def _step(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
     return [
-        f"A training step of two small tree encoder layers on {row['texts']} texts "
+        f"A training step of two small tree encoder layers on {row['texts']} {row['source']} "
         f"({row['tokens']:,} tokens, {row['padded_tokens']:,} padded) takes "
         f"{milliseconds(row['hsa_seconds'])}, its flat twin {milliseconds(row['flat_seconds'])}: "
         f"{row['speedup']:.2f}x, the target is {row['bar']:g}x.",
@@ -102,6 +104,21 @@ def _decoding(rows: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
     lines += [
         f"| {row['context']:,} | {row['seconds_per_token'] * 1e6:,.0f} us | "
         f"{row['dense_seconds_per_token'] * 1e6:,.0f} us | {row['entries']} |"
+        for row in rows
+    ]
+    return lines
+
+
+def _chunked(rows: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
+    lines = [
+        f"## Several new tokens at once after {rows[0]['context']:,}, one layer, windows of 16",
+        "",
+        "| new tokens | at once | one after the other | speed-up |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['tokens']:,} | {milliseconds(row['seconds'])} | "
+        f"{milliseconds(row['stepwise_seconds'])} | {row['speedup']:.1f}x |"
         for row in rows
     ]
     return lines
@@ -124,6 +141,7 @@ _TABLES: dict[str, Callable[[Any, dict[str, Any]], list[str]]] = {
     "memory": _memory,
     "training_step": _step,
     "decoding": _decoding,
+    "chunked": _chunked,
     "compiled": _compiled,
     "layers": _layers,
 }

@@ -78,6 +78,9 @@ def test_every_measurement_of_hsa_gives_a_row():
     assert seen["HSA, blocks"] == 1.0
     decode = hsa.decode_seconds(100, tokens=4, rounds=1)
     assert decode["entries"] < 100
+    chunk = hsa.chunk_seconds(100, 8, rounds=1)
+    assert chunk["seconds"] > 0
+    assert chunk["stepwise_seconds"] > 0
 
 
 def test_level_attention_is_measured_against_both_dense_caches(monkeypatch, tmp_path):

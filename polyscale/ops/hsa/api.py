@@ -110,7 +110,8 @@ def hsa_attention(
             that the row sees; for tie="blocks" minus the energy of every root, `[B, H, trees]`.
             Minus infinity where nothing is seen. With it attention over parts can be merged.
         impl: "auto", "native" (a kernel for the CPU, alpha = 1), "torch" or "reference" (dense and
-            slow: the definition).
+            slow: the definition). The kernel has first derivatives; gradients of gradients take
+            impl="torch", also where "auto" would choose the kernel.
 
     >>> from polyscale.trees import SignalTree
     >>> tree = SignalTree.from_parents([-1, 0, 0, 1, 1])

@@ -60,10 +60,10 @@ def hsa_extend(
     """
     chunk = _Chunk(key, value, families, closes, lengths)
     dtype = accumulation_dtype(query.dtype)
-    parts = [part.to(dtype) for part in (query, key, value)]
+    wide = query.to(dtype), key.to(dtype), value.to(dtype)
     with without_autocast(query.device):
-        output, sums = _among_themselves(*parts, chunk, scale, include_self, impl)
-        seen, seen_sums = _over_the_cache(parts[0], chunk, scale)
+        output, sums = _among_themselves(wide, chunk, scale, include_self, impl)
+        seen, seen_sums = _over_the_cache(wide[0], chunk, scale)
         share = torch.sigmoid(sums.clamp(min=_NOTHING) - seen_sums)[..., None]
         output = share * output + (1 - share) * seen
     return output.to(value.dtype), chunk.families_after(key, value)
@@ -151,26 +151,26 @@ class _Chunk:
 
 
 def _among_themselves(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    projected: tuple[Tensor, Tensor, Tensor],
     chunk: _Chunk,
     scale: float,
     include_self: bool,
     impl: str,
 ) -> tuple[Tensor, Tensor]:
     """Attention over new tokens of the same segment, and log-sums `[B, H, T]`."""
-    batch, heads, count, _ = query.shape
+    batch, heads, count, _ = projected[0].shape
     forest = segment_forest(chunk.closes, chunk.segment, chunk.lengths)
-    packed = [part.transpose(0, 1).flatten(1, 2) for part in (query, key, value)]  # [H, B * T, D]
+    query, key, value = (part.transpose(0, 1).flatten(1, 2) for part in projected)  # [H, B * T, D]
     output, sums = hsa_attention(
-        *packed,
+        query,
+        key,
+        value,
         forest,
         tie="columns",
         causal=True,
         include_self=include_self,
         scale=scale,
-        enable_gqa=heads != key.shape[1],
+        enable_gqa=heads != len(key),
         return_lse=True,
         impl=impl,
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.hsa_accuracy import random_problem, worst_errors
+from polyscale.layers.hsa import HTELayer
 from polyscale.ops.hsa import hsa_attention
 from polyscale.ops.hsa.native import library, plan
 from polyscale.ops.hsa.native.op import hsa_attention_native
@@ -64,6 +65,32 @@ def test_random_problems_are_as_exact_as_float32_allows(instruction_set: str) ->
         values, gradients = worst_errors(random_problem(seed))
         assert values < 2e-6, seed
         assert gradients < 2e-5, seed
+
+
+@every_kind
+def test_sixteen_bits_are_computed_in_float32(kind: dict[str, Any]) -> None:
+    forest = SignalTree.batch(
+        [random_tree(1), SignalTree.from_parents([-1, 0, 1, 2]), bushy_tree()]
+    )
+    query = draw(1, 4, forest.num_rows, 8).bfloat16().requires_grad_()
+    key, value = (
+        draw(1, 2, forest.num_rows, 8, seed=n).bfloat16().requires_grad_() for n in (1, 2)
+    )
+    places = (0.5 * draw(4, forest.num_nodes, 3, seed=3)).requires_grad_()
+    ignored = (torch.arange(forest.num_rows) % 5 == 0)[None]
+    options = {"key_padding_mask": ignored, "enable_gqa": True, **kind}
+    tensors = [query, key, value, places]
+    output = hsa_attention(*tensors[:3], forest, position_scores=places, impl="native", **options)
+    weight = draw(*output.shape, seed=4).bfloat16()
+    found = torch.autograd.grad(output, tensors, weight, materialize_grads=True)
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    expected = hsa_attention(*wide[:3], forest, position_scores=wide[3], impl="torch", **options)
+    known = torch.autograd.grad(expected, wide, weight.double(), materialize_grads=True)
+    assert [x.dtype for x in found] == [x.dtype for x in tensors]
+    # Half a step of bfloat16 for what is rounded to it once, and float32's error for what is not.
+    for one, other in zip([output, *found], [expected, *known], strict=True):
+        step = 2**-8 if one.dtype == torch.bfloat16 else 1e-5
+        assert ((one.double() - other).abs() <= step * other.abs() + 1e-5 * other.abs().max()).all()
 
 
 @every_kind
@@ -188,6 +215,55 @@ def test_fresh_trees_compile_without_a_break_and_stop_recompiling(tie: str) -> N
         torch.testing.assert_close(output, attend(x, tree))
         output.sum().backward()
     assert counter.frame_count <= 3
+
+
+def test_columns_with_a_cause_and_padding_compile_without_a_break() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def attend(x: Tensor, tree: SignalTree, ignored: Tensor) -> Tensor:
+        options: dict[str, Any] = {"tie": "columns", "causal": True, "key_padding_mask": ignored}
+        return hsa_attention(x, x, x, tree, **options)
+
+    compiled = torch.compile(attend, backend=counter, fullgraph=True)
+    for rows in (40, 57, 64, 90, 121, 33):
+        tree = SignalTree.from_windows(rows, (2, 4))
+        ignored = torch.arange(rows) >= torch.tensor([[rows], [rows - 9]])
+        inputs = [draw(2, 2, rows, 8, seed=rows).requires_grad_() for _ in range(2)]
+        outputs = [run(x, tree, ignored) for run, x in zip((compiled, attend), inputs, strict=True)]
+        torch.testing.assert_close(*outputs)
+        gradients = [
+            torch.autograd.grad(output.square().sum(), x)
+            for output, x in zip(outputs, inputs, strict=True)
+        ]
+        torch.testing.assert_close(*gradients)
+    assert counter.frame_count <= 3
+
+
+def test_layers_compile_without_a_break_and_an_encoder_of_a_fixed_tree_is_exported() -> None:
+    tree = SignalTree.from_windows(30, (2, 4))
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(HTELayer(16, 2) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x, tree)
+            return x.mean(1)
+
+    encoder, x = Encoder().eval(), draw(2, 30, 16)
+    expected = encoder(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(encoder, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+    exported = torch.export.export(encoder, (x,))
+    assert any("hsa_attention" in str(node.target) for node in exported.graph.nodes)
+    other = draw(2, 30, 16, seed=5)
+    torch.testing.assert_close(exported.module()(other), encoder(other))
 
 
 def test_equal_trees_share_a_plan_that_goes_with_the_last() -> None:

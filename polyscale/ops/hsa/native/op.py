@@ -241,10 +241,12 @@ class _Attend(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
+    def backward(ctx: Any, *grads: Any) -> tuple:
         # What gradients of gradients need is an operation that refuses to have them.
         again = torch.is_grad_enabled() or _get_current_dispatch_mode() is not None
-        return _differentiate(ctx, *grads, _backward if again else gradients_at_once)
+        grad_output, grad_log_sums = grads
+        gradients_of = _backward if again else gradients_at_once
+        return _differentiate(ctx, grad_output, grad_log_sums, gradients_of)
 
 
 def _refuse_second(ctx: Any, *_: Any) -> tuple:
