@@ -120,7 +120,7 @@ def markdown_of(title: str, source: str) -> str:
     r"""The text of an article as Markdown, without links, categories, templates and tables.
 
     >>> markdown_of("Fish", "'''Fish''' [[swim|swims]]. [[Category:Fish]]\n== Life ==\n* {{x}}Yes")
-    '# Fish\n\nFish swims.\n\n## Life\n\n- Yes\n'
+    '# Fish\n\nFish swims.\n\n\n## Life\n\n- Yes\n'
     """
     # What spans lines is a line break: a heading may follow it.
     text = _LEFT_OUT.sub(lambda match: "\n" if "\n" in match[0] else "", source)

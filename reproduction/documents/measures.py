@@ -81,14 +81,14 @@ def units(preset: Preset) -> list[Measurement]:
                 config: dict[str, Any] = {
                     "row": row.name,
                     "setting": setting,
-                    "options": row.options,
+                    "options": row.options_for(task),
                 }
                 name = f"tune {task} {row.name} {number}"
                 found.append(Measurement(name, "tune", task, config, _try(task, row, setting)))
         for seed in preset.seeds:
             for row in rows:
                 if row.is_trained or seed == preset.seeds[0]:
-                    config = {"row": row.name, "seed": seed, "options": row.options}
+                    config = {"row": row.name, "seed": seed, "options": row.options_for(task)}
                     name = f"test {task} {row.name} {seed}"
                     found.append(Measurement(name, "test", task, config, _test(task, row, seed)))
     return found
@@ -158,7 +158,7 @@ def _fit(
         began = time.perf_counter()
         if row.is_trained:
             model, inputs, record = train(
-                task, vectors["sentences"], desk.preset, row.options, setting, seed
+                task, vectors["sentences"], desk.preset, row.options_for(name), setting, seed
             )
             values.update(record)
             answer.append(lambda some: predict(model, inputs, some, desk.preset.batch_size))

@@ -113,7 +113,7 @@ def _rows(records: Records, task: str) -> list[str]:
     if not rows:
         return []
     header = ("row", "accuracy", "macro F1", "fit", "answer", "memory", "parameters")
-    count = len(_of_row(records, task, "none")[0]["values"]["right"]) if rows else 0
+    count = len(records.of("test", task)[0]["values"]["right"])
     error = 100 * accuracy_standard_error(0.5 if task == "order" else 0.8, count)
     return [
         *_table(header, rows),

@@ -444,7 +444,7 @@ def test_other_bad_arguments_are_refused_by_name():
         ({"alpha": "free"}, "alpha must be a number >= 1 or 'learned', got 'free'"),
         ({"modalities": {}}, "modalities must name at least one"),
         ({"modalities": {"a": {"size": 3}}}, r"modalities\['a'\] must be"),
-        ({"modalities": {"a": {"width": 3, "vocab_size": 3}}}, r"modalities\['a'\] must be"),
+        ({"modalities": {"a": {"width": 3, "size": 3}}}, r"modalities\['a'\] must be"),
         ({"modalities": {"a": {"width": 0}}}, r"modalities\['a'\] must be at least 1 wide"),
         ({"key_names": ["a", "a"]}, "key_names must be distinct"),
     ],

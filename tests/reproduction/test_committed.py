@@ -78,8 +78,10 @@ def test_tables_of_documents_follow_from_the_planned_records():
     folder = EXPERIMENTS / study.name
     records = Records.read(folder, study.format)
     planned = study.plan("cpu")
-    assert [one.id for one in planned] == records.head["units"] == list(records.records)
+    assert [one.id for one in planned] == records.head["units"]
+    assert [one.id for one in planned if one.id in records] == list(records.records)
     assert records.head["preset"] == json.loads(json.dumps(study.sizes("cpu").as_dict()))
     for one in planned:
-        assert records.records[one.id]["config"] == json.loads(json.dumps(one.config))
+        if one.id in records:  # otherwise the tables say that it is not finished
+            assert records.records[one.id]["config"] == json.loads(json.dumps(one.config))
     assert (folder / "RESULTS.md").read_text() == document_tables(records)

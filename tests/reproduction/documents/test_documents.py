@@ -124,7 +124,14 @@ def test_the_study_runs_from_the_articles_to_the_tables(data, encoder, tmp_path,
     monkeypatch.setattr(DocumentStudy, "presets", {"small": SMALL})
     lines: list[str] = []
     study = DocumentStudy(announce=lines.append)
-    few = {"naive-bayes", "tfidf-quarters", "first-512", "mean-quarters", "none", "columns-place"}
+    few = {
+        "naive-bayes",
+        "tfidf-quarters",
+        "first-512",
+        "mean-quarters",
+        "none-place",
+        "columns-place",
+    }
     planned = [
         one for one in study.plan("small") if one.kind == "vectors" or one.config["row"] in few
     ]
@@ -133,7 +140,7 @@ def test_the_study_runs_from_the_articles_to_the_tables(data, encoder, tmp_path,
     assert list(records.records) == [one.id for one in planned]
     assert len(lines) == len(planned)
     table = (tmp_path / "RESULTS.md").read_text()
-    for title in ("naive Bayes", "no attention", "HSA, columns, place"):
+    for title in ("naive Bayes", "no attention, place", "HSA, columns, place"):
         assert f"| {title} |" in table
     assert "Not finished" not in table
     tests = records.of("test", "topics")
