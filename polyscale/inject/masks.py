@@ -44,11 +44,11 @@ def read_mask(
         return MaskInfo(_some(mask.bool()), causal_without_mask)
     # Tensors made in inference mode do not count their changes, so they are read each time.
     version = None if mask.is_inference() else mask._version
-    wanted = (version, batch, queries, keys)
+    wanted = (version, batch, queries, keys, causal_without_mask)
     known = _read.get(mask)
     if version is not None and known is not None and known[0] == wanted:
         return known[1]
-    found = _read_square(mask, batch, queries, keys)
+    found = _read_square(mask, batch, queries, keys, causal_without_mask)
     if version is not None:
         _read[mask] = (wanted, found)
     return found
@@ -58,7 +58,9 @@ def _some(real: Tensor) -> Tensor | None:
     return None if bool(real.all()) else real
 
 
-def _read_square(mask: Tensor, batch: int, queries: int, keys: int) -> MaskInfo:
+def _read_square(
+    mask: Tensor, batch: int, queries: int, keys: int, prefers_causal: bool
+) -> MaskInfo:
     if (
         mask.dim() != 4
         or mask.shape[0] not in (1, batch)
@@ -79,12 +81,13 @@ def _read_square(mask: Tensor, batch: int, queries: int, keys: int) -> MaskInfo:
     real = seen.any(1)  # [B, keys]
     # What a padding token would see is left to the mask's maker: its row is not used.
     rows = real[:, keys - queries :, None]  # [B, queries, 1]
-    if bool((seen == real[:, None, :]).logical_or(~rows).all()):
-        return MaskInfo(_some(real), False)
     place = torch.arange(keys, device=mask.device)
     earlier = place <= place[keys - queries :, None]  # [queries, keys]
-    if bool((seen == (real[:, None, :] & earlier)).logical_or(~rows).all()):
-        return MaskInfo(_some(real), True)
+    # Few queries whose last ones are padding fit both.
+    for causal in (prefers_causal, not prefers_causal):
+        expected = real[:, None, :] & earlier if causal else real[:, None, :]
+        if bool((seen == expected).logical_or(~rows).all()):
+            return MaskInfo(_some(real), causal)
     raise ValueError(
         "attention_mask: is neither padding nor padding with causality (a sliding window, packed "
         "sequences or a custom pattern); HSA layers cannot express it, so they refuse it"

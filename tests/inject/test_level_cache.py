@@ -105,6 +105,18 @@ def test_left_padded_rows_are_decoded_as_they_are_alone(dtype: torch.dtype) -> N
         torch.testing.assert_close(torch.stack(found[1:], 1)[row], alone, atol=size, rtol=size)
 
 
+def test_new_tokens_that_end_in_padding_are_still_causal() -> None:
+    """As in assisted generation where the assistant proposes the padding token."""
+    model, ids = coarse(), text(1, 122)
+    alone = stepped(model, ids, 120, [1])
+    mask = torch.ones_like(ids)
+    mask[0, -1] = 0
+    with torch.no_grad():
+        cache = model(ids[:, :120]).past_key_values
+        found = model(ids[:, 120:], attention_mask=mask, past_key_values=cache).logits
+    torch.testing.assert_close(found[:, :1], alone, atol=1e-5, rtol=1e-5)
+
+
 def test_beam_search_writes_as_the_original_if_everything_is_read_exactly() -> None:
     model = llama()
     options = {**GREEDY, "max_new_tokens": 12, "num_beams": 3, "num_return_sequences": 2}
