@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import polyscale as ps
+from benchmarks.levels_peers import accumulated_cache
 from reproduction.long_context.peers import AT_ONCE as PEERS_AT_ONCE
 from reproduction.long_context.peers import attended_by, peer_cache, peer_of
 from reproduction.long_context.settings import Setting
@@ -51,13 +52,14 @@ class Reader:
     def __init__(self, model: Any, work_dir: Path | None) -> None:
         self.model = model
         self.work_dir = work_dir
-        self.share: float | None = None  # of the pairs of the last prompt, where they were counted
+        self.prompt: Tensor | None = None  # that was read last
+        self.share: float | None = None  # of its pairs, where they were counted
 
     def read(self, name: str, ids: Tensor, setting: Setting) -> tuple[DynamicCache, Tensor]:
         """Return the cache a prompt `[1, N]` leaves, and the logits `[1, V]` of its last token."""
         path = None if self.work_dir is None else self.work_dir / f"{name}.safetensors"
         dense = setting.prompt is None and setting.read_by is None
-        self.share = None
+        self.prompt, self.share = ids, None
         if dense and path is not None and path.is_file():
             return _unpack(load_file(path))
         cache = DynamicCache(config=self.model.config)
@@ -82,18 +84,22 @@ class Reader:
     def losses(self, cache: DynamicCache, ids: Tensor, setting: Setting) -> tuple[Tensor, Any]:
         """Return the loss `[T]` of tokens `ids[1:]` after a read prompt, and the cache's report."""
         if setting.decoded_by is not None or setting.held_in is not None:
-            return self._losses_bypeer_of(cache, ids, setting), None
-        with torch.no_grad(), injected(self.model, None, setting.cache):
-            past: Any = cache
+            return self._losses_by_peer(cache, ids, setting), None
+        past: Any = cache
+        if setting.chosen_once is not None:  # by a model that is not injected
+            assert self.prompt is not None
+            past = accumulated_cache(self.model, self.prompt, cache, **setting.chosen_once)
+        options = setting.cache if setting.chosen_once is None else {}
+        with torch.no_grad(), injected(self.model, None, options):
             if setting.cache is not None:
                 past = ps.LevelCache.from_cache(
                     cache, self.model.config, **{"dense": 0, **setting.cache}
                 )
             logits = self.model(ids[:, :-1], past_key_values=past).logits[0]
-            report = past.report() if setting.cache is not None else None
+            report = past.report() if isinstance(past, ps.LevelCache) else None
         return F.cross_entropy(logits.float(), ids[0, 1:], reduction="none"), report
 
-    def _losses_bypeer_of(self, cache: DynamicCache, ids: Tensor, setting: Setting) -> Tensor:
+    def _losses_by_peer(self, cache: DynamicCache, ids: Tensor, setting: Setting) -> Tensor:
         """Return the losses with a peer's cache or attention.
 
         Quantized caches keep so many newest tokens whole as go in one call here, so that each token
@@ -113,7 +119,7 @@ class Reader:
         self, cache: DynamicCache, logits: Tensor, count: int, setting: Setting
     ) -> tuple[list[int], list[float]]:
         """Return `count` tokens decoded greedily, and the gap of the logits at each."""
-        if setting.decoded_by is not None or setting.held_in is not None:
+        if setting.decoded_by or setting.held_in or setting.chosen_once:
             raise ValueError(
                 "--settings must decode densely or from levels for needles and continuations, got "
                 "a peer's cache; measure perplexity of it"

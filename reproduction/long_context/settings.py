@@ -11,7 +11,8 @@ class Setting:
     """Options of `inject_opened`: of the prompt and of the cache; None is softmax attention.
 
     Peers: `read_by` and `decoded_by` are a choice of keys with its options, `held_in` a kind of
-    cache with its own.
+    cache with its own, and `chosen_once` options of a `LevelCache` whose exact tokens the prompt
+    chose.
     """
 
     prompt: dict[str, Any] | None = None
@@ -19,6 +20,7 @@ class Setting:
     read_by: tuple[str, dict[str, Any]] | None = None
     decoded_by: tuple[str, dict[str, Any]] | None = None
     held_in: tuple[str, dict[str, Any]] | None = None
+    chosen_once: dict[str, Any] | None = None
 
 
 DENSE = "dense"
@@ -89,6 +91,7 @@ SETTINGS |= {
             ("Quest", "min/max bounds (Quest)"),
         )
     },
+    "levels 4,4, chosen once": Setting(chosen_once={"heavy": 64}),  # as MiKV chooses
     "cache bfloat16": Setting(held_in=("bfloat16", {})),
     "cache quanto 4 bits": Setting(held_in=("quanto", {"nbits": 4})),
     "cache quanto 2 bits": Setting(held_in=("quanto", {"nbits": 2})),
