@@ -130,7 +130,7 @@ def test_ablations_change_one_thing_of_plain_hkt():
 
 
 def test_an_unknown_study_or_preset_is_refused():
-    with pytest.raises(ValueError, match=r"study must be one of 'hkt', 'hsa', .* got 'gpt'"):
+    with pytest.raises(ValueError, match=r"study must be one of 'documents', 'hkt', .* got 'gpt'"):
         find_study("gpt")
     with pytest.raises(ValueError, match="preset must be one of 'cpu', 'paper', got 'gpu'"):
         HKTStudy().plan("gpu")
