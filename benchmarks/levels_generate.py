@@ -165,19 +165,18 @@ def to_markdown(result: dict[str, Any]) -> str:
     lines = [
         "# A model with several caches",
         "",
-        f"{result['model']}, {about['processor']}, {about['threads']} threads, torch "
-        f"{about['torch']}, {about['date']}; batch 1 where nothing else is said. Tokens per second "
-        f"read (a whole prompt) and written after so many tokens, the best of {ROUNDS} rounds of "
+        f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, "
+        f"{about['date']}. Tokens per second read (a whole prompt) and written after so many tokens, the best of {ROUNDS} rounds of "
         f"{STEPS} (one token, where that takes more than {SLOW} s); bytes the cache holds. Caches "
         "take turns in one process. Made by `python -m benchmarks.levels_generate`.",
         "",
         "llama.cpp (by xllamacpp) also has its weights in 4 bits (Q4_1) and kernels of its own for "
         "them, where transformers has the same weights unpacked to the dtype named: its speed is "
         "that of weights and cache together, so compare its rows with each other. They are one run "
-        "each and were not steady on this machine: measure again before citing them.",
+        "each, and with fewer tokens they were not steady on this machine.",
         "",
-        "| cache | dtype | batch | tokens | read/s | written/s | of the usual | held |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | cache | dtype | batch | tokens | read/s | written/s | of the usual | held |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         same = [one for one in result["rows"] if _place(one) == _place(row)]
@@ -185,14 +184,14 @@ def to_markdown(result: dict[str, Any]) -> str:
         ratio = "" if usual is None else f"{row['write'] / usual:.2f}x"
         read = f"{row['read']:,.0f}" if "read" in row else ""
         lines.append(
-            f"| {row['cache']} | {row['dtype']} | {row['batch']} | {row['tokens']:,} | {read} | "
+            f"| {row['model']} | {row['cache']} | {row['dtype']} | {row['batch']} | {row['tokens']:,} | {read} | "
             f"{row['write']:.1f} | {ratio} | {row['held'] / 2**20:,.1f} MiB |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _place(row: Row) -> tuple[str, int, int]:
-    return row["dtype"], row["batch"], row["tokens"]
+def _place(row: Row) -> tuple[str, str, int, int]:
+    return row["model"], row["dtype"], row["batch"], row["tokens"]
 
 
 def main() -> None:
@@ -212,10 +211,15 @@ def main() -> None:
     config, threads = model.config, torch.get_num_threads()
     names = [*CACHES, *LEVELS] if options.rows == "caches" else options.rows.split(";")
     path = OUTPUT.with_suffix(".json")
-    result: dict[str, Any] = {"model": options.model.name, "machine": machine(), "rows": []}
+    result: dict[str, Any] = {"machine": machine(), "rows": []}
     if path.is_file():
         result["rows"] = json.loads(path.read_text())["rows"]
-    place = {"dtype": options.dtype, "batch": options.batch, "tokens": options.tokens}
+    place = {
+        "model": options.model.name,
+        "dtype": options.dtype,
+        "batch": options.batch,
+        "tokens": options.tokens,
+    }
     found: dict[str, Row] = {}
     if names == ["reading"]:
         found = {name: {"read": x} for name, x in measure_reading(model, options.tokens).items()}

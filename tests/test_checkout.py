@@ -9,7 +9,13 @@ def test_a_checkout_has_its_benchmarks():
 
 
 def test_a_checkout_has_its_studies():
-    assert import_from_checkout("reproduction").STUDIES == ("documents", "documents", "hkt", "hsa", "hsa-zero-shot")
+    assert import_from_checkout("reproduction").STUDIES == (
+        "documents",
+        "documents",
+        "hkt",
+        "hsa",
+        "hsa-zero-shot",
+    )
 
 
 def test_an_installed_package_says_what_is_needed(monkeypatch, tmp_path):
