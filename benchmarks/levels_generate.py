@@ -166,8 +166,8 @@ def to_markdown(result: dict[str, Any]) -> str:
         "# A model with several caches",
         "",
         f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, "
-        f"{about['date']}. Tokens per second read (a whole prompt) and written after so many tokens, the best of {ROUNDS} rounds of "
-        f"{STEPS} (one token, where that takes more than {SLOW} s); bytes the cache holds. Caches "
+        f"{about['date']}. Tokens per second read (a whole prompt) and written after so many "
+        f"tokens, the best of {ROUNDS} rounds of {STEPS} (one token, where that takes more than {SLOW} s); bytes the cache holds. Caches "
         "take turns in one process. Made by `python -m benchmarks.levels_generate`.",
         "",
         "llama.cpp (by xllamacpp) also has its weights in 4 bits (Q4_1) and kernels of its own for "
@@ -184,8 +184,8 @@ def to_markdown(result: dict[str, Any]) -> str:
         ratio = "" if usual is None else f"{row['write'] / usual:.2f}x"
         read = f"{row['read']:,.0f}" if "read" in row else ""
         lines.append(
-            f"| {row['model']} | {row['cache']} | {row['dtype']} | {row['batch']} | {row['tokens']:,} | {read} | "
-            f"{row['write']:.1f} | {ratio} | {row['held'] / 2**20:,.1f} MiB |"
+            f"| {row['model']} | {row['cache']} | {row['dtype']} | {row['batch']} | "
+            f"{row['tokens']:,} | {read} | {row['write']:.1f} | {ratio} | {row['held'] / 2**20:,.1f} MiB |"
         )
     return "\n".join(lines) + "\n"
 
