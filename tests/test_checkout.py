@@ -11,7 +11,6 @@ def test_a_checkout_has_its_benchmarks():
 def test_a_checkout_has_its_studies():
     assert import_from_checkout("reproduction").STUDIES == (
         "documents",
-        "documents",
         "hkt",
         "hsa",
         "hsa-zero-shot",
