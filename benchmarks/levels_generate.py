@@ -168,7 +168,8 @@ def to_markdown(result: dict[str, Any]) -> str:
         f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, "
         f"{about['date']}. Tokens per second read (a whole prompt) and written after so many "
         f"tokens, the best of {ROUNDS} rounds of {STEPS} (one token, where that takes more than "
-        f"{SLOW} s); bytes the cache holds. Caches take turns in one process. Made by `python -m benchmarks.levels_generate`.",
+        f"{SLOW} s); bytes the cache holds. Caches take turns in one process. Made by "
+        "`python -m benchmarks.levels_generate`.",
         "",
         "llama.cpp (by xllamacpp) also has its weights in 4 bits (Q4_1) and kernels of its own for "
         "them, where transformers has the same weights unpacked to the dtype named: its speed is "
