@@ -150,7 +150,7 @@ def to_markdown(results: dict[str, Any]) -> str:
                 f"{row['injected']:.4f} s | {row['original'] / row['injected']:.2f} |"
                 for row in part["rows"]
             ]
-            lines += ["", f"Asked for: {BAR:g} at least."]
+            lines += ["", f"Target: at least {BAR:g}."]
         elif part["part"] == "exact":
             lines += [
                 "| prompt | written | the same | original | exact | times as fast | first token |",

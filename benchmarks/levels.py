@@ -132,7 +132,7 @@ def to_markdown(result: dict[str, Any]) -> str:
         "Columns of stores: microseconds per layer, and times faster than SDPA with `enable_gqa` / "
         "than SDPA with the keys repeated.",
         "",
-        "| heads | tokens | SDPA, gqa | SDPA, repeated | " + " | ".join(STORES) + " | asked for |",
+        "| heads | tokens | SDPA, gqa | SDPA, repeated | " + " | ".join(STORES) + " | target |",
         "|---|---|---|---|" + "---|" * (len(STORES) + 1),
     ]
     for row in result["rows"]:
@@ -149,7 +149,7 @@ def to_markdown(result: dict[str, Any]) -> str:
     lines += [
         "",
         "Bytes of one layer, as a share of the dense float32 cache. Read: by one query, the coarse "
-        f"level and what it opens. Asked for: at most {result['memory_bar']:g} held with 8bit.",
+        f"level and what it opens. Target: at most {result['memory_bar']:g} held with 8bit.",
         "",
         "| heads | tokens | dense | " + " | ".join(f"{name}: held, read" for name in STORES) + " |",
         "|---|---|---|" + "---|" * len(STORES),

@@ -34,13 +34,13 @@ class Entry:
         self._loaded: ctypes.CDLL | None = None
         self._functions: dict[str, Any] = {}
 
-    def run(self, function: str, problem: ctypes.Structure) -> None:
+    def run(self, function: str, arguments: ctypes.Structure) -> None:
         """Compute; the interpreter's lock is released meanwhile."""
         called = self._functions.get(function)
         if called is None:  # the linker's search takes longer than a small problem
             called = getattr(self._checked(), f"{self.library.name}_{function}")
             self._functions[function] = called
-        if called(ctypes.byref(problem)) != 0:
+        if called(ctypes.byref(arguments)) != 0:
             raise MemoryError(
                 f"{self.library.name}_{function}: not enough memory for the scratch space of "
                 "every thread"

@@ -324,4 +324,4 @@ def test_transforms_it_has_no_rule_for_are_refused_and_left_to_others():
 
 def test_cpp_has_as_many_levels_as_python():
     assert LIBRARY.load().hkt_max_levels() == MAX_LEVELS
-    assert hkt_library._Problem.query.size == MAX_LEVELS * ctypes.sizeof(TensorView)
+    assert hkt_library._Arguments.query.size == MAX_LEVELS * ctypes.sizeof(TensorView)

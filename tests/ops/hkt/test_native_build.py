@@ -134,7 +134,7 @@ def test_two_processes_that_start_together_build_once_and_a_broken_library_is_re
     fresh.setenv("CXX", compiler(tmp_path, QUICK))
     script = (
         "from polyscale.ops.hkt.native.library import LIBRARY; "
-        "print(LIBRARY.load().hkt_problem_size())"
+        "print(LIBRARY.load().hkt_arguments_size())"
     )
     together = [
         subprocess.Popen(

@@ -2,14 +2,14 @@
 // already has. Each returns 0 when it is done and 1 when it is out of memory.
 #include "threads/downsample.h"
 
-extern "C" int downsample_forward(const Problem* problem) {
+extern "C" int downsample_forward(const Arguments* arguments) {
     return guarded(
-        [&] { return Downsampling(*problem, variant(problem->variant), false).run(); });
+        [&] { return Downsampling(*arguments, variant(arguments->variant), false).run(); });
 }
 
-extern "C" int downsample_backward(const Problem* problem) {
+extern "C" int downsample_backward(const Arguments* arguments) {
     return guarded([&] {
-        Downsampling team(*problem, variant(problem->variant), true);
+        Downsampling team(*arguments, variant(arguments->variant), true);
         if (!team.run()) return false;
         team.finish();
         return true;
@@ -19,4 +19,4 @@ extern "C" int downsample_backward(const Problem* problem) {
 // 0 portable, 1 AVX2, 2 AVX-512.
 extern "C" int downsample_best_variant() { return best_variant(); }
 
-extern "C" int64_t downsample_problem_size() { return (int64_t)sizeof(Problem); }
+extern "C" int64_t downsample_arguments_size() { return (int64_t)sizeof(Arguments); }

@@ -1,4 +1,4 @@
-"""Calls the built library: tensors become pointers and strides. Mirrors problem.h."""
+"""Calls the built library: tensors become pointers and strides. Mirrors arguments.h."""
 
 import ctypes
 from pathlib import Path
@@ -14,7 +14,7 @@ LIBRARY = kernel_library("downsample", Path(__file__).parent)
 _int64, _int32 = ctypes.c_int64, ctypes.c_int32
 
 
-class _Problem(ctypes.Structure):
+class _Arguments(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("batch", "length", "channels", "levels", "width")),
         *((name, ctypes.c_void_p) for name in ("x", "weights")),
@@ -25,7 +25,7 @@ class _Problem(ctypes.Structure):
     )
 
 
-_ENTRY = Entry(LIBRARY, {"problem": _Problem})
+_ENTRY = Entry(LIBRARY, {"arguments": _Arguments})
 
 
 class Gradients(NamedTuple):
@@ -39,22 +39,26 @@ class Gradients(NamedTuple):
 
 def forward(x: Tensor, weights: Tensor, coarse: Tensor) -> None:
     """Fill `coarse` from `x` `[B, T, C]`, all float32; everything but `x` is contiguous."""
-    _ENTRY.run("forward", _problem(x, weights, coarse))
+    _ENTRY.run("forward", _arguments(x, weights, coarse))
 
 
 def backward(x: Tensor, weights: Tensor, coarse: Tensor, gradients: Gradients) -> None:
     """Fill the gradients of `x` and `weights`."""
-    problem = _problem(x, weights, coarse)
+    arguments = _arguments(x, weights, coarse)
     for name, gradient in gradients._asdict().items():
-        setattr(problem, f"grad_{name}", gradient.data_ptr())
-    _ENTRY.run("backward", problem)
+        setattr(arguments, f"grad_{name}", gradient.data_ptr())
+    _ENTRY.run("backward", arguments)
 
 
-def _problem(x: Tensor, weights: Tensor, coarse: Tensor) -> _Problem:
-    problem = _Problem()
-    problem.batch, problem.length, problem.channels = x.shape
-    problem.levels, problem.width = weights.shape[:2]
-    problem.x, problem.weights, problem.coarse = x.data_ptr(), weights.data_ptr(), coarse.data_ptr()
-    problem.x_batch, problem.x_row = x.stride()[:2]
-    problem.threads, problem.variant = threads(), wanted_variant()
-    return problem
+def _arguments(x: Tensor, weights: Tensor, coarse: Tensor) -> _Arguments:
+    arguments = _Arguments()
+    arguments.batch, arguments.length, arguments.channels = x.shape
+    arguments.levels, arguments.width = weights.shape[:2]
+    arguments.x, arguments.weights, arguments.coarse = (
+        x.data_ptr(),
+        weights.data_ptr(),
+        coarse.data_ptr(),
+    )
+    arguments.x_batch, arguments.x_row = x.stride()[:2]
+    arguments.threads, arguments.variant = threads(), wanted_variant()
+    return arguments

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include "problem.h"
+#include "arguments.h"
 
 namespace {
 #include "simd/downsample.h"

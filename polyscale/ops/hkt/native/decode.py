@@ -43,17 +43,17 @@ def decode_native(tokens: NewTokens) -> Tensor:
     # The heads of a token are contiguous, as the projection after the attention reads them.
     output = value.new_empty(batch, count, heads, value.shape[3]).transpose(1, 2)
     call = Call(queries, keys, value, weights, None, None, True, scale)
-    call.problem.queries = count
-    call.problem.positions = call.address(position.contiguous())
-    call.problem.output = call.write(output)
-    call.problem.first_reused = levels
+    call.arguments.queries = count
+    call.arguments.positions = call.address(position.contiguous())
+    call.arguments.output = call.write(output)
+    call.arguments.first_reused = levels
     if coarse_scores is not None:
         if count == 1:
             if coarse_scores.valid:
-                call.problem.first_reused = coarse_scores.gained
+                call.arguments.first_reused = coarse_scores.gained
             coarse_scores.reserve(keys)
             for level, scores in enumerate(coarse_scores.levels, start=1):
-                call.problem.coarse_scores[level] = call.write(scores)
+                call.arguments.coarse_scores[level] = call.write(scores)
         coarse_scores.valid = count == 1
     call.run("decode")
     return output

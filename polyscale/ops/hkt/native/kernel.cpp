@@ -8,7 +8,7 @@ namespace {
 int64_t blocks_of(const Sequence& s, int64_t block) { return (s.length + block - 1) / block; }
 
 // Waking threads takes longer than a small problem.
-int worthwhile_threads(const Problem& p, const std::vector<Sequence>& all) {
+int worthwhile_threads(const Arguments& p, const std::vector<Sequence>& all) {
     double products = 0.0;
     for (const Sequence& s : all)
         products += (double)s.length * (double)s.length * (double)(p.width + p.value_width);
@@ -18,10 +18,10 @@ int worthwhile_threads(const Problem& p, const std::vector<Sequence>& all) {
 // Every query block reads all keys and values. Rows with a large stride (the heads of a token are
 // contiguous) share few sets of the cache, so a thread works on copies of its sequence. Rows in
 // bfloat16 are not copied here, as they are widened anyway.
-bool are_apart(const Problem& p) { return !p.bfloat16 && p.key[0].row != p.width; }
+bool are_apart(const Arguments& p) { return !p.bfloat16 && p.key[0].row != p.width; }
 
 // Keys of every level and values of the longest sequence.
-int64_t copied_floats(const Problem& p, const std::vector<Sequence>& all) {
+int64_t copied_floats(const Arguments& p, const std::vector<Sequence>& all) {
     if (!are_apart(p)) return 0;
     int64_t longest = 0;
     for (const Sequence& s : all) longest = most(longest, s.length);
@@ -43,15 +43,15 @@ float* copy_rows(Tensor* t, const Sequence& s, int64_t level, int64_t rows, int6
     return to + rows * width;
 }
 
-// Makes the problem use copies of a sequence's keys and values; returns the memory after them.
-float* copy_keys(Problem* problem, const Sequence& s, float* next) {
-    for (int64_t l = 0; l < problem->levels; l++)
-        next = copy_rows(&problem->key[l], s, l, at_level(s.length, l), problem->width, next);
-    return copy_rows(&problem->value, s, 0, s.length, problem->value_width, next);
+// Lets the arguments point to copies of a sequence's keys and values; returns the memory after them.
+float* copy_keys(Arguments* arguments, const Sequence& s, float* next) {
+    for (int64_t l = 0; l < arguments->levels; l++)
+        next = copy_rows(&arguments->key[l], s, l, at_level(s.length, l), arguments->width, next);
+    return copy_rows(&arguments->value, s, 0, s.length, arguments->value_width, next);
 }
 
 // The fewest parts per sequence that keep nearly all threads busy.
-int64_t parts_for(const Problem& p, const std::vector<Sequence>& all, int64_t block) {
+int64_t parts_for(const Arguments& p, const std::vector<Sequence>& all, int64_t block) {
     const int64_t threads = worthwhile_threads(p, all), count = (int64_t)all.size();
     int64_t longest = 1;
     for (const Sequence& s : all) longest = most(longest, blocks_of(s, block));
@@ -66,22 +66,22 @@ int64_t parts_for(const Problem& p, const std::vector<Sequence>& all, int64_t bl
 
 class Forward : public Team {
    public:
-    Forward(const Problem& p, const Variant& v, const std::vector<Sequence>& all, int64_t parts)
+    Forward(const Arguments& p, const Variant& v, const std::vector<Sequence>& all, int64_t parts)
         : Team((int64_t)all.size() * parts, worthwhile_threads(p, all),
                v.scratch_floats(&p) + copied_floats(p, all)),
           p_(p), v_(v), all_(all), parts_(parts), own_floats_(v.scratch_floats(&p)) {}
 
     void task(int64_t number, float* scratch) override {
         const Sequence& s = all_[(size_t)(number / parts_)];
-        Problem problem = p_;
-        if (are_apart(p_)) copy_keys(&problem, s, scratch + own_floats_);
+        Arguments arguments = p_;
+        if (are_apart(p_)) copy_keys(&arguments, s, scratch + own_floats_);
         const int64_t blocks = blocks_of(s, v_.query_block);
         for (int64_t block = number % parts_; block < blocks; block += parts_)
-            v_.forward(&problem, &s, block, scratch);
+            v_.forward(&arguments, &s, block, scratch);
     }
 
    private:
-    const Problem& p_;
+    const Arguments& p_;
     const Variant& v_;
     const std::vector<Sequence>& all_;
     int64_t parts_, own_floats_;
@@ -116,7 +116,7 @@ void put_rows(const Tensor& t, const Sequence& s, int64_t level, int64_t rows, i
 // the end and in order: results are bitwise reproducible for a number of threads.
 class Backward : public Team {
    public:
-    Backward(const Problem& p, const Variant& v, const std::vector<Sequence>& all, int64_t parts)
+    Backward(const Arguments& p, const Variant& v, const std::vector<Sequence>& all, int64_t parts)
         : Team((int64_t)all.size() * parts, worthwhile_threads(p, all),
                v.scratch_floats(&p) + 2 * copied_floats(p, all)),
           p_(p), v_(v), all_(all), parts_(parts), own_floats_(v.scratch_floats(&p)),
@@ -133,9 +133,9 @@ class Backward : public Team {
         const Sequence& s = all_[(size_t)(number / parts_)];
         const int64_t part = number % parts_;
         const bool apart = are_apart(p_);
-        Problem problem = p_;
+        Arguments arguments = p_;
         float* next = scratch + own_floats_;
-        if (apart) next = copy_keys(&problem, s, next);
+        if (apart) next = copy_keys(&arguments, s, next);
         Partial to = {};
         if (part) {
             to = partial(number / parts_, part);
@@ -146,7 +146,7 @@ class Backward : public Team {
             clear_gradients(s, 0);
         }
         double* grad_weights = &grad_weights_[(size_t)number * MAX_LEVELS];
-        v_.backward(&problem, &s, part, parts_, &to, grad_weights, scratch);
+        v_.backward(&arguments, &s, part, parts_, &to, grad_weights, scratch);
         if (part == 0 && apart) {
             clear_gradients(s, s.length);
             put_rows(p_.grad_value, s, 0, s.length, p_.value_width, to.value);
@@ -209,7 +209,7 @@ class Backward : public Team {
         }
     }
 
-    const Problem& p_;
+    const Arguments& p_;
     const Variant& v_;
     const std::vector<Sequence>& all_;
     int64_t parts_, own_floats_;
@@ -218,7 +218,7 @@ class Backward : public Team {
     std::vector<float> memory_;
 };
 
-void clear_padding(const Problem& p, const std::vector<Sequence>& all) {
+void clear_padding(const Arguments& p, const std::vector<Sequence>& all) {
     for (const Sequence& s : all) {
         clear(p.output, s, 0, s.length, p.length, p.value_width, p.bfloat16 ? 2 : 4);
         const int64_t row = (s.batch * p.heads + s.head) * p.length;
@@ -231,9 +231,9 @@ void clear_padding(const Problem& p, const std::vector<Sequence>& all) {
 }  // namespace
 
 // Every function returns 0 when it is done and 1 when it is out of memory.
-extern "C" int hkt_forward(const Problem* problem) {
+extern "C" int hkt_forward(const Arguments* arguments) {
     return guarded([&] {
-        const Problem& p = *problem;
+        const Arguments& p = *arguments;
         const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
         if (p.lengths) clear_padding(p, all);
@@ -242,9 +242,9 @@ extern "C" int hkt_forward(const Problem* problem) {
 }
 
 // Gradients are float32, whatever the inputs are.
-extern "C" int hkt_backward(const Problem* problem) {
+extern "C" int hkt_backward(const Arguments* arguments) {
     return guarded([&] {
-        const Problem& p = *problem;
+        const Arguments& p = *arguments;
         const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
         Backward team(p, v, all, parts_for(p, all, v.query_block));
@@ -256,9 +256,9 @@ extern "C" int hkt_backward(const Problem* problem) {
 
 // A few new queries against cached keys and values of `length` tokens; a query sees the keys up to
 // position[b][m].
-extern "C" int hkt_decode(const Problem* problem) {
+extern "C" int hkt_decode(const Arguments* arguments) {
     return guarded([&] {
-        const Problem& p = *problem;
+        const Arguments& p = *arguments;
         const Variant& v = variant(p.variant);
         const std::vector<Sequence> all = sequences_of(p);
         Decode team(p, v, all, (p.length + v.decode_chunk - 1) / v.decode_chunk);
@@ -273,4 +273,4 @@ extern "C" int hkt_best_variant() { return best_variant(); }
 
 extern "C" int hkt_max_levels() { return MAX_LEVELS; }
 
-extern "C" int64_t hkt_problem_size() { return (int64_t)sizeof(Problem); }
+extern "C" int64_t hkt_arguments_size() { return (int64_t)sizeof(Arguments); }

@@ -1,4 +1,4 @@
-"""Calls the built library: tensors become pointers and strides. Mirrors problem.h."""
+"""Calls the built library: tensors become pointers and strides. Mirrors arguments.h."""
 
 import ctypes
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _int64, _int32 = ctypes.c_int64, ctypes.c_int32
 _Levels = TensorView * MAX_LEVELS
 
 
-class _Problem(ctypes.Structure):
+class _Arguments(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("batch", "heads", "length", "width", "value_width")),
         ("levels", _int64),
@@ -42,7 +42,7 @@ class _Problem(ctypes.Structure):
     )
 
 
-_ENTRY = Entry(LIBRARY, {"problem": _Problem})
+_ENTRY = Entry(LIBRARY, {"arguments": _Arguments})
 best_instructions = _ENTRY.best_instructions
 
 
@@ -61,40 +61,40 @@ class Call(Views):
         scale: float,
     ) -> None:
         super().__init__()
-        problem = self.problem = _Problem()
-        problem.batch, problem.heads, problem.length, problem.value_width = value.shape
-        problem.width, problem.levels = queries[0].shape[-1], len(queries)
-        problem.causal, problem.scale = int(causal), scale
-        problem.bfloat16 = int(value.dtype == torch.bfloat16)
-        problem.threads = threads()
-        problem.variant = wanted_variant()
-        problem.weights = self.address(weights.detach().to(torch.float32).contiguous())
+        arguments = self.arguments = _Arguments()
+        arguments.batch, arguments.heads, arguments.length, arguments.value_width = value.shape
+        arguments.width, arguments.levels = queries[0].shape[-1], len(queries)
+        arguments.causal, arguments.scale = int(causal), scale
+        arguments.bfloat16 = int(value.dtype == torch.bfloat16)
+        arguments.threads = threads()
+        arguments.variant = wanted_variant()
+        arguments.weights = self.address(weights.detach().to(torch.float32).contiguous())
         if lengths is not None:
             clamped = lengths.to(torch.int64).clamp(0, value.shape[2])
-            problem.lengths = self.address(clamped.contiguous())
+            arguments.lengths = self.address(clamped.contiguous())
         if boundaries is not None:
-            problem.sequences = boundaries.shape[1] - 1
-            problem.boundaries = self.address(boundaries.contiguous())
+            arguments.sequences = boundaries.shape[1] - 1
+            arguments.boundaries = self.address(boundaries.contiguous())
         for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
-            problem.query[level], problem.key[level] = self.read(query), self.read(key)
-        problem.value = self.read(value)
+            arguments.query[level], arguments.key[level] = self.read(query), self.read(key)
+        arguments.value = self.read(value)
 
     def set_gradients(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], value: Tensor, weights: Tensor
     ) -> None:
         """The tensors that receive the gradients, all float32."""
         for level, (query, key) in enumerate(zip(queries, keys, strict=True)):
-            self.problem.grad_query[level] = self.write(query)
-            self.problem.grad_key[level] = self.write(key)
-        self.problem.grad_value = self.write(value)
-        self.problem.grad_weights = self.address(weights)
+            self.arguments.grad_query[level] = self.write(query)
+            self.arguments.grad_key[level] = self.write(key)
+        self.arguments.grad_value = self.write(value)
+        self.arguments.grad_weights = self.address(weights)
 
     def set_results(self, output: Tensor, statistics: Tensor, grad_output: Tensor) -> None:
         """The results of the forward pass, and the gradient of its output."""
-        self.problem.output = self.read(output)
-        self.problem.grad_output = self.read(grad_output)
-        self.problem.statistics = self.address(statistics.contiguous())
+        self.arguments.output = self.read(output)
+        self.arguments.grad_output = self.read(grad_output)
+        self.arguments.statistics = self.address(statistics.contiguous())
 
     def run(self, function: str) -> None:
         """Compute; the interpreter's lock is released meanwhile."""
-        _ENTRY.run(function, self.problem)
+        _ENTRY.run(function, self.arguments)

@@ -95,8 +95,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     output, statistics = _empty_results(value)
     call = Call(queries, keys, value, weights, lengths, boundaries, causal, scale)
-    call.problem.output = call.write(output)
-    call.problem.statistics = call.address(statistics)
+    call.arguments.output = call.write(output)
+    call.arguments.statistics = call.address(statistics)
     call.run("forward")
     return output, statistics
 

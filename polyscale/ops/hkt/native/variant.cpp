@@ -7,14 +7,14 @@
 #include <immintrin.h>
 #endif
 
-#include "problem.h"
+#include "arguments.h"
 
 namespace {
 #include "simd/forward.h"
 #include "simd/backward.h"
 #include "simd/decode.h"
 
-int64_t scratch_floats(const Problem* p) {
+int64_t scratch_floats(const Arguments* p) {
     ForwardScratch forward;
     BackwardScratch backward;
     // Counted from an address that is never used.
@@ -23,7 +23,7 @@ int64_t scratch_floats(const Problem* p) {
                 backward.reserve(*p, Scratch{none}) - none);
 }
 
-int64_t decode_floats(const Problem* p) {
+int64_t decode_floats(const Arguments* p) {
     DecodeScratch decode;
     float* none = (float*)64;
     return decode.reserve(*p, Scratch{none}) - none;

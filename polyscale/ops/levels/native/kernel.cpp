@@ -3,13 +3,13 @@
 #include "threads/append.h"
 
 // Every function returns 0 when it is done and 1 when it is out of memory.
-extern "C" int levels_attend(const Attention* problem) {
-    return guarded([&] { return attend(*problem); });
+extern "C" int levels_attend(const Attention* arguments) {
+    return guarded([&] { return attend(*arguments); });
 }
 
 // New tokens into arrays that have room for them; the lengths stay as they are.
-extern "C" int levels_append(const Append* problem) {
-    return guarded([&] { return Appending(*problem, variant(problem->variant)).run(); });
+extern "C" int levels_append(const Append* arguments) {
+    return guarded([&] { return Appending(*arguments, variant(arguments->variant)).run(); });
 }
 
 // 0 portable, 1 AVX2, 2 AVX-512.

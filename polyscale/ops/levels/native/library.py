@@ -1,4 +1,4 @@
-"""Calls the built library: tensors become pointers and strides. Mirrors problem.h."""
+"""Calls the built library: tensors become pointers and strides. Mirrors arguments.h."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class StoreView:
         store.is_8bit = settings.is_8bit
         store.bfloat16 = arrays[4].dtype == torch.bfloat16
         self.pointer = ctypes.pointer(store)
-        self.problem, self.new = _Attention(), _Append()
-        self.problem.store = self.new.store = self.pointer
+        self.arguments, self.new = _Attention(), _Append()
+        self.arguments.store = self.new.store = self.pointer
 
 
 def attend(
@@ -116,13 +116,13 @@ def attend(
         addresses = (opened[0].data_ptr(), opened[1].data_ptr(), opened[0].shape[3])
     # All fields at once: this runs for every token of every layer.
     _FIELDS.pack_into(
-        view.problem,
+        view.arguments,
         _POINTER,
         *(query.data_ptr(), *strides[:3], output.data_ptr(), *to[:3]),
         *(shape[1], shape[2], longest, opening[0], opening[1], *addresses),
         *(scale, opening[2], threads(), wanted_variant()),
     )
-    _ENTRY.run("attend", view.problem)
+    _ENTRY.run("attend", view.arguments)
 
 
 def append(view: StoreView, key: Tensor, value: Tensor, real: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""Calls the built library: tensors become pointers. Mirrors problem.h."""
+"""Calls the built library: tensors become pointers. Mirrors arguments.h."""
 
 import ctypes
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class _Projected(ctypes.Structure):
     )
 
 
-class _Problem(ctypes.Structure):
+class _Arguments(ctypes.Structure):
     _fields_ = (
         ("projected", _Projected * 2),
         ("width", _int64),
@@ -30,7 +30,7 @@ class _Problem(ctypes.Structure):
     )
 
 
-_ENTRY = Entry(LIBRARY, {"problem": _Problem})
+_ENTRY = Entry(LIBRARY, {"arguments": _Arguments})
 
 
 def weight_gradient(
@@ -44,10 +44,10 @@ def weight_gradient(
         grad_weight: `[O, C]`, to be filled.
         grad_bias: `[O]`, to be filled.
     """
-    problem = _Problem()
+    arguments = _Arguments()
     for number, (x, grad) in enumerate(zip(inputs, grads, strict=True)):
-        problem.projected[number] = _Projected(x.data_ptr(), grad.data_ptr(), *grad.shape)
-    problem.width = grad_weight.shape[1]
-    problem.grad_weight, problem.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
-    problem.threads, problem.variant = threads(), wanted_variant()
-    _ENTRY.run("weight_gradient", problem)
+        arguments.projected[number] = _Projected(x.data_ptr(), grad.data_ptr(), *grad.shape)
+    arguments.width = grad_weight.shape[1]
+    arguments.grad_weight, arguments.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
+    arguments.threads, arguments.variant = threads(), wanted_variant()
+    _ENTRY.run("weight_gradient", arguments)

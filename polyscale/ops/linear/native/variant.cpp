@@ -7,16 +7,16 @@
 #include <immintrin.h>
 #endif
 
-#include "problem.h"
+#include "arguments.h"
 
 namespace {
 #include "simd/weight_gradient.h"
 
-int64_t scratch_floats(const Problem* problem) {
+int64_t scratch_floats(const Arguments* arguments) {
     WeightGradientScratch scratch;
     // Counted from an address that is never used.
     float* none = (float*)64;
-    return scratch.reserve(*problem, Scratch{none}) - none;
+    return scratch.reserve(*arguments, Scratch{none}) - none;
 }
 }  // namespace
 

@@ -11,7 +11,7 @@ class Choose : public Team {
         int64_t key_head, first_unit, count;
     };
 
-    Choose(const Problem& p, const Variant& v, const Sequences& sequences,
+    Choose(const Arguments& p, const Variant& v, const Sequences& sequences,
            const std::vector<Run>& runs, int threads)
         : Team((int64_t)runs.size(), threads,
                v.choose_floats(&p, sequences.longest, sequences.most_sinks)),
@@ -24,12 +24,12 @@ class Choose : public Team {
     }
 
    private:
-    const Problem& p_;
+    const Arguments& p_;
     const Variant& v_;
     const std::vector<Run>& runs_;
 };
 
-std::vector<Choose::Run> runs_of(const Problem& p, const Variant& v, const Sequences& sequences) {
+std::vector<Choose::Run> runs_of(const Arguments& p, const Variant& v, const Sequences& sequences) {
     const int64_t together = v.choose_units(&p);
     std::vector<Choose::Run> runs;
     for (const Sequence& s : sequences.all)
@@ -42,7 +42,7 @@ std::vector<Choose::Run> runs_of(const Problem& p, const Variant& v, const Seque
 // Means of the key blocks of every sequence and head, where the rest is pooled; and their gradients.
 class Means {
    public:
-    Means(const Problem& p, const Sequences& sequences, bool gradients) : p_(p) {
+    Means(const Arguments& p, const Sequences& sequences, bool gradients) : p_(p) {
         if (!p.pool) return;
         int64_t floats = 0;
         for (const Sequence& s : sequences.all)
@@ -64,7 +64,7 @@ class Means {
     bool is_empty() const { return starts_.empty(); }
 
    private:
-    const Problem& p_;
+    const Arguments& p_;
     std::vector<int64_t> starts_;
     std::vector<float> means_, grads_;
 };
@@ -72,7 +72,7 @@ class Means {
 // A task for each sequence and key head.
 class Pool : public Team {
    public:
-    Pool(const Problem& p, const Variant& v, const Sequences& sequences, Means& means, bool back)
+    Pool(const Arguments& p, const Variant& v, const Sequences& sequences, Means& means, bool back)
         : Team((int64_t)sequences.all.size() * p.key_heads, p.threads, 0),
           p_(p), v_(v), sequences_(sequences), means_(means), back_(back) {}
 
@@ -86,14 +86,14 @@ class Pool : public Team {
     }
 
    private:
-    const Problem& p_;
+    const Arguments& p_;
     const Variant& v_;
     const Sequences& sequences_;
     Means& means_;
     bool back_;
 };
 
-double pairs_of(const std::vector<Task>& tasks, int64_t view, const Problem& p) {
+double pairs_of(const std::vector<Task>& tasks, int64_t view, const Arguments& p) {
     return (double)tasks.size() * (double)view * (double)p.unit;
 }
 
@@ -105,7 +105,7 @@ int64_t most_heads(const std::vector<Task>& tasks) {
 
 class Attend : public Team {
    public:
-    Attend(const Problem& p, const Variant& v, const std::vector<Task>& tasks, Means& means,
+    Attend(const Arguments& p, const Variant& v, const std::vector<Task>& tasks, Means& means,
            int64_t view)
         : Team((int64_t)tasks.size(), worthwhile_threads(p, pairs_of(tasks, view, p)),
                v.attend_floats(&p, most_heads(tasks), view)),
@@ -118,7 +118,7 @@ class Attend : public Team {
     }
 
    private:
-    const Problem& p_;
+    const Arguments& p_;
     const Variant& v_;
     const std::vector<Task>& tasks_;
     Means& means_;
@@ -128,7 +128,7 @@ class Attend : public Team {
 // threads gives the same bits: tasks are handed out in order, and who is early waits.
 class Backward : public Team {
    public:
-    Backward(const Problem& p, const Variant& v, const std::vector<Task>& tasks, Means& means,
+    Backward(const Arguments& p, const Variant& v, const std::vector<Task>& tasks, Means& means,
              int64_t view, size_t counters)
         : Team((int64_t)tasks.size(), worthwhile_threads(p, pairs_of(tasks, view, p)),
                v.backward_floats(&p, most_heads(tasks), view)),
@@ -147,7 +147,7 @@ class Backward : public Team {
     }
 
    private:
-    const Problem& p_;
+    const Arguments& p_;
     const Variant& v_;
     const std::vector<Task>& tasks_;
     Means& means_;
@@ -157,9 +157,9 @@ class Backward : public Team {
 }  // namespace
 
 // Every function returns 0 when it is done and 1 when it is out of memory.
-extern "C" int opened_choose(const Problem* problem) {
+extern "C" int opened_choose(const Arguments* arguments) {
     return guarded([&] {
-        const Problem& p = *problem;
+        const Arguments& p = *arguments;
         const Variant& v = variant(p.variant);
         const Sequences sequences(p);
         const std::vector<Choose::Run> runs = runs_of(p, v, sequences);
@@ -168,9 +168,9 @@ extern "C" int opened_choose(const Problem* problem) {
     });
 }
 
-extern "C" int opened_attend(const Problem* problem) {
+extern "C" int opened_attend(const Arguments* arguments) {
     return guarded([&] {
-        const Problem& p = *problem;
+        const Arguments& p = *arguments;
         const Variant& v = variant(p.variant);
         const Sequences sequences(p);
         Means means(p, sequences, false);
@@ -181,9 +181,9 @@ extern "C" int opened_attend(const Problem* problem) {
 }
 
 // Gradients are float32, whatever the inputs are; those of keys and values are added to.
-extern "C" int opened_backward(const Problem* problem) {
+extern "C" int opened_backward(const Arguments* arguments) {
     return guarded([&] {
-        const Problem& p = *problem;
+        const Arguments& p = *arguments;
         const Variant& v = variant(p.variant);
         const Sequences sequences(p);
         Means means(p, sequences, true);
@@ -199,4 +199,4 @@ extern "C" int opened_backward(const Problem* problem) {
 // 0 portable, 1 AVX2, 2 AVX-512.
 extern "C" int opened_best_variant() { return best_variant(); }
 
-extern "C" int64_t opened_problem_size() { return (int64_t)sizeof(Problem); }
+extern "C" int64_t opened_arguments_size() { return (int64_t)sizeof(Arguments); }

@@ -1,4 +1,4 @@
-"""The library of the opened kernel, and its calls. Mirrors problem.h."""
+"""The library of the opened kernel, and its calls. Mirrors arguments.h."""
 
 import ctypes
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _int64, _int32 = ctypes.c_int64, ctypes.c_int32
 NUMBERS = ("causal", "strict", "pool", "unit", "key_block", "near", "heavy", "sample", "choosing")
 
 
-class _Problem(ctypes.Structure):
+class _Arguments(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("batch", "heads", "key_heads", "queries", "keys")),
         *((name, _int64) for name in ("width", "value_width")),
@@ -35,11 +35,11 @@ class _Problem(ctypes.Structure):
     )
 
 
-_ENTRY = Entry(LIBRARY, {"problem": _Problem})
+_ENTRY = Entry(LIBRARY, {"arguments": _Arguments})
 
 
 class Call(Views):
-    """One problem for the library, and what must stay alive while it runs.
+    """Arguments of one call of the library, and what must stay alive while it runs.
 
     `spans` is `[2, B]`, the numbers of real keys and queries, which come first in their rows, or
     `[1, S + 1]`, the boundaries of packed sequences, or None.
@@ -56,31 +56,31 @@ class Call(Views):
         scale: float,
     ) -> None:
         super().__init__()
-        problem = self.problem = _Problem()
-        problem.batch, problem.heads, problem.queries, problem.width = query.shape
-        problem.key_heads, problem.keys = key.shape[1:3]
-        problem.scale = scale
+        arguments = self.arguments = _Arguments()
+        arguments.batch, arguments.heads, arguments.queries, arguments.width = query.shape
+        arguments.key_heads, arguments.keys = key.shape[1:3]
+        arguments.scale = scale
         for name, number in zip(NUMBERS, numbers, strict=True):
-            setattr(problem, name, number)
-        problem.bfloat16 = int(query.dtype == torch.bfloat16)
-        problem.threads, problem.variant = threads(), wanted_variant()
-        problem.query, problem.key = self.read(query), self.read(key)
+            setattr(arguments, name, number)
+        arguments.bfloat16 = int(query.dtype == torch.bfloat16)
+        arguments.threads, arguments.variant = threads(), wanted_variant()
+        arguments.query, arguments.key = self.read(query), self.read(key)
         if value is not None:
-            problem.value_width, problem.value = value.shape[3], self.read(value)
-        problem.sinks = self.address(sinks.to(torch.uint8).contiguous())
+            arguments.value_width, arguments.value = value.shape[3], self.read(value)
+        arguments.sinks = self.address(sinks.to(torch.uint8).contiguous())
         if spans is not None:
             spans = spans.to(torch.int64).contiguous()
             if spans.shape[0] == 1:
-                problem.sequences = spans.shape[1] - 1
-                problem.boundaries = self.address(spans)
+                arguments.sequences = spans.shape[1] - 1
+                arguments.boundaries = self.address(spans)
             else:
-                problem.lengths, problem.query_lengths = map(self.address, spans)
+                arguments.lengths, arguments.query_lengths = map(self.address, spans)
 
     def set_choice(self, opened: Tensor) -> None:
         """The bits of the heavy key blocks, uint8 `[B, Hk, Q, bytes]`."""
-        self.problem.query_blocks, self.problem.block_bytes = opened.shape[2:]
-        self.problem.opened = self.address(opened)
+        self.arguments.query_blocks, self.arguments.block_bytes = opened.shape[2:]
+        self.arguments.opened = self.address(opened)
 
     def run(self, function: str) -> None:
         """Compute; the interpreter's lock is released meanwhile."""
-        _ENTRY.run(function, self.problem)
+        _ENTRY.run(function, self.arguments)

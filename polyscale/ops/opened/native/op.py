@@ -51,10 +51,10 @@ def choose(
     if not query.numel():
         return opened, kept, log_sum
     call = Call(query, key, None, sinks, spans, numbers, scale)
-    call.problem.mass = mass
+    call.arguments.mass = mass
     call.set_choice(opened)
-    call.problem.rows = kept.shape[2]
-    call.problem.kept, call.problem.log_sum = call.address(kept), call.address(log_sum)
+    call.arguments.rows = kept.shape[2]
+    call.arguments.kept, call.arguments.log_sum = call.address(kept), call.address(log_sum)
     call.run("choose")
     return opened, kept, log_sum
 
@@ -98,8 +98,8 @@ def attend(
         return output, row_sum
     call = Call(query, key, value, sinks, spans, numbers, scale)
     call.set_choice(opened.contiguous())
-    call.problem.output = call.write(output)
-    call.problem.row_sum = call.address(row_sum)
+    call.arguments.output = call.write(output)
+    call.arguments.row_sum = call.address(row_sum)
     call.run("attend")
     return output, row_sum
 
@@ -145,10 +145,10 @@ def backward(
     if query.numel():
         call = Call(query, key, value, sinks, spans, numbers, scale)
         call.set_choice(opened.contiguous())
-        problem = call.problem
-        problem.output, problem.row_sum = call.read(output), call.address(row_sum.contiguous())
-        problem.grad_output = call.read(grad_output.to(query.dtype))
-        problem.grad_query, problem.grad_key, problem.grad_value = map(call.write, gradients)
+        arguments = call.arguments
+        arguments.output, arguments.row_sum = call.read(output), call.address(row_sum.contiguous())
+        arguments.grad_output = call.read(grad_output.to(query.dtype))
+        arguments.grad_query, arguments.grad_key, arguments.grad_value = map(call.write, gradients)
         call.run("backward")
     grad_query, grad_key, grad_value = (x.to(query.dtype) for x in gradients)
     return grad_query, grad_key, grad_value

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include "problem.h"
+#include "arguments.h"
 
 namespace {
 #include "simd/attend.h"
@@ -17,17 +17,17 @@ namespace {
 // Counted from an address that is never used.
 float* const NOWHERE = (float*)64;
 
-int64_t choose_floats(const Problem* p, int64_t longest, int64_t sinks) {
+int64_t choose_floats(const Arguments* p, int64_t longest, int64_t sinks) {
     ChooseScratch my;
     return my.reserve(*p, longest, sinks, Scratch{NOWHERE}) - NOWHERE;
 }
 
-int64_t attend_floats(const Problem* p, int64_t heads, int64_t view) {
+int64_t attend_floats(const Arguments* p, int64_t heads, int64_t view) {
     AttendScratch my;
     return my.reserve(*p, heads, view, Scratch{NOWHERE}) - NOWHERE;
 }
 
-int64_t backward_floats(const Problem* p, int64_t heads, int64_t view) {
+int64_t backward_floats(const Arguments* p, int64_t heads, int64_t view) {
     BackwardScratch my;
     return my.reserve(*p, heads, view, Scratch{NOWHERE}) - NOWHERE;
 }

@@ -3,7 +3,7 @@
 #include "native/simd/vectors.h"
 
 // Where level `level` >= 1 of a row starts in `coarse` or its gradient.
-INLINE int64_t coarse_offset(const Problem& d, int64_t row, int64_t level) {
+INLINE int64_t coarse_offset(const Arguments& d, int64_t row, int64_t level) {
     int64_t before = 0, all = 0;
     for (int64_t l = 1; l <= d.levels; l++) {
         if (l < level) before += at_level(d.length, l);
@@ -13,13 +13,13 @@ INLINE int64_t coarse_offset(const Problem& d, int64_t row, int64_t level) {
 }
 
 // Level `level` of a row: the input itself, or a coarse level.
-INLINE const float* level_of(const Problem& d, int64_t row, int64_t level, int64_t* pitch) {
+INLINE const float* level_of(const Arguments& d, int64_t row, int64_t level, int64_t* pitch) {
     *pitch = level ? d.channels : d.x_row;
     return level ? d.coarse + coarse_offset(d, row, level) : d.x + row * d.x_batch;
 }
 
-static void downsample_part(const Problem* problem, int64_t row, int64_t first, int64_t count) {
-    const Problem& d = *problem;
+static void downsample_part(const Arguments* arguments, int64_t row, int64_t first, int64_t count) {
+    const Arguments& d = *arguments;
     for (int64_t level = 1; level <= d.levels; level++) {
         int64_t pitch;
         const float* from = level_of(d, row, level - 1, &pitch) + first;
@@ -51,7 +51,7 @@ static void downsample_part(const Problem* problem, int64_t row, int64_t first, 
 // Rows 2 i - 1 and 2 i begin with row i: taps reach back only. Weights are summed in float32 over a
 // few rows, then in double: the error does not grow with the length.
 struct LevelBackward {
-    const Problem& d;
+    const Arguments& d;
     const float *weights, *from, *above, *own;
     float* grad;
     int64_t pitch, above_pitch, grad_pitch, rows, above_rows, count;
@@ -119,9 +119,9 @@ struct LevelBackward {
     }
 };
 
-static void downsample_backward_part(const Problem* problem, int64_t row, int64_t first,
+static void downsample_backward_part(const Arguments* arguments, int64_t row, int64_t first,
                                      int64_t count, double* grad_weights, float* scratch) {
-    const Problem& d = *problem;
+    const Arguments& d = *arguments;
     float* next = scratch + d.width * round_up(count, 16);
     const float* above = d.grad_coarse + coarse_offset(d, row, d.levels) + first;
     int64_t above_pitch = d.channels;

@@ -2,7 +2,7 @@
 #pragma once
 #include <math.h>
 
-#include "../problem.h"
+#include "../arguments.h"
 #include "native/threads/instructions.h"
 #include "native/threads/team.h"
 
@@ -13,7 +13,7 @@ namespace {
 // A task is a row of the batch or, with fewer rows than threads, some channels of a row.
 class Downsampling : public Team {
    public:
-    Downsampling(const Problem& d, const Variant& v, bool backward)
+    Downsampling(const Arguments& d, const Variant& v, bool backward)
         : Team(d.batch * parts(d), worthwhile(d), backward ? floats(d) : 0),
           d_(d), v_(v), backward_(backward), size_(d.levels * d.width * d.channels),
           grad_weights_(backward ? (size_t)(d.batch * size_) : 0, 0.0) {}
@@ -39,23 +39,23 @@ class Downsampling : public Team {
     }
 
    private:
-    static int64_t parts(const Problem& d) {
+    static int64_t parts(const Arguments& d) {
         return least(most(1, (d.threads + d.batch - 1) / most(1, d.batch)), (d.channels + 15) / 16);
     }
-    static int64_t channels(const Problem& d) {
+    static int64_t channels(const Arguments& d) {
         return round_up((d.channels + parts(d) - 1) / parts(d), 16);
     }
-    static int64_t floats(const Problem& d) {
+    static int64_t floats(const Arguments& d) {
         int64_t rows = d.width;
         for (int64_t l = 1; l <= d.levels; l++) rows += at_level(d.length, l);
         return rows * channels(d);
     }
-    static int worthwhile(const Problem& d) {
+    static int worthwhile(const Arguments& d) {
         return (int)fmin((double)d.threads,
                          1.0 + (double)(d.batch * d.length) * (double)d.channels / 3e4);
     }
 
-    const Problem& d_;
+    const Arguments& d_;
     const Variant& v_;
     bool backward_;
     int64_t size_;

@@ -41,14 +41,14 @@ static void add_product(const Level& level, const float* a, int64_t query_count,
         for (int64_t d = 0; d < width; d++) to[r * to_pitch + d] += sums[r * pitch + d];
 }
 
-static float* grad_key_row(const Problem& p, const Sequence& s, const Partial& to, int64_t level,
+static float* grad_key_row(const Arguments& p, const Sequence& s, const Partial& to, int64_t level,
                            int64_t row) {
     if (to.key[level]) return to.key[level] + row * p.width;
     return (float*)p.grad_key[level].data + offset(p.grad_key[level], s, level, row);
 }
 
 // `scratch` has room for the keys of a tile.
-static float longest_key(const Problem& p, const Sequence& s, int64_t level, int64_t count,
+static float longest_key(const Arguments& p, const Sequence& s, int64_t level, int64_t count,
                          float* scratch) {
     if (!p.bfloat16)
         return longest_row(view_rows(p, p.key[level], s, level, 0, 0, p.width, false, scratch),
@@ -68,7 +68,7 @@ constexpr float VERY_LONG = 1e38f;
 
 // The median of three keys, channel by channel: close to what all keys share, and robust to a single
 // outlier. And the key that occurs most often, if any occurs twice.
-static void set_shared(const Problem& p, const Sequence& s, BackwardScratch& my) {
+static void set_shared(const Arguments& p, const Sequence& s, BackwardScratch& my) {
     for (int64_t l = 0; l < p.levels; l++) {
         const int64_t count = at_level(s.length, l);
         my.centres[l] = 1, my.longest_key[l] = 0.0f;
@@ -105,7 +105,7 @@ static void centre(const Level& level, const float* shared, int64_t width, float
     }
 }
 
-static void backward_queries(const Problem& p, const Sequence& s, BackwardScratch& my,
+static void backward_queries(const Arguments& p, const Sequence& s, BackwardScratch& my,
                              int64_t first, int64_t count) {
     const int64_t all = p.batch * p.heads * p.length;
     const int64_t row = (s.batch * p.heads + s.head) * p.length + s.start[0] + first;
@@ -156,7 +156,7 @@ static void add_scaled(float* to, const float* from, const float* less, float fa
 // Delta comes from a rounded output, which makes the gradients of a row of scores inexact. As their
 // exact sum is zero, the error is known: this is the factor that corrects those of all but the dominant
 // key, whose sum is `others`.
-static double delta_correction(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t m,
+static double delta_correction(const Arguments& p, const Sequence& s, BackwardScratch& my, int64_t m,
                                double others) {
     if (p.bfloat16 || my.inverse[m] < DOMINANT) return 1.0;
     const Rows value = view_rows(p, p.value, s, 0, (int64_t)my.dominant[m], 1, p.value_width, false,
@@ -170,7 +170,7 @@ static double delta_correction(const Problem& p, const Sequence& s, BackwardScra
 }
 
 // Adds what the dominant keys' blocks in sharp rows, skipped before, contribute to the gradients.
-static void add_dominant(const Problem& p, const Sequence& s, BackwardScratch& my,
+static void add_dominant(const Arguments& p, const Sequence& s, BackwardScratch& my,
                          const Partial& to) {
     for (int64_t m = 0; m < my.tile.query_count; m++) {
         const int64_t key = (int64_t)my.dominant[m];
@@ -194,7 +194,7 @@ static void add_dominant(const Problem& p, const Sequence& s, BackwardScratch& m
     }
 }
 
-static void backward_tile(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
+static void backward_tile(const Arguments& p, const Sequence& s, BackwardScratch& my, int64_t key,
                           int64_t keys, bool exact, bool sharp, const Partial& to) {
     const Level by_value = set_weights(p, s, my, key, keys, exact, sharp);
     for (int64_t l = 0; l < p.levels; l++)
@@ -248,9 +248,9 @@ static bool is_any_above(const float* numbers, int64_t count, float bound) {
     return false;
 }
 
-static void backward_part(const Problem* problem, const Sequence* sequence, int64_t part,
+static void backward_part(const Arguments* arguments, const Sequence* sequence, int64_t part,
                           int64_t parts, const Partial* to, double* grad_weights, float* memory) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     BackwardScratch my;
     my.reserve(p, Scratch{memory});

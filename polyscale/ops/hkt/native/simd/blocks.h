@@ -28,18 +28,18 @@ enum { SUM_CHUNK = 16 };
 constexpr float DOMINANT = 16.0f / 17.0f;
 
 // Above this attention of a key, a block of the coarsest level may have half of the attention.
-INLINE float sharp_attention(const Problem& p) {
+INLINE float sharp_attention(const Arguments& p) {
     return 0.5f / (float)((int64_t)1 << (p.levels - 1));
 }
 
 // The factor of a level's dot products.
-INLINE double score_factor(const Problem& p, const Sequence& s, int64_t level) {
+INLINE double score_factor(const Arguments& p, const Sequence& s, int64_t level) {
     return p.scale * (double)p.weights[s.head * p.levels + level];
 }
 
 // Rows as floats, times a factor per row if there is one; rows up to `filled` and channels up to a
 // whole vector are zero.
-static Rows copy_rows(const Problem& p, const Tensor& t, const Sequence& s, int64_t level,
+static Rows copy_rows(const Arguments& p, const Tensor& t, const Sequence& s, int64_t level,
                       int64_t first, int64_t count, int64_t filled, int64_t width, float factor,
                       const float* row_factor, float* scratch) {
     const int64_t pitch = row_pitch(width), whole = padded(width), bytes = p.bfloat16 ? 2 : 4;
@@ -64,14 +64,14 @@ static Rows copy_rows(const Problem& p, const Tensor& t, const Sequence& s, int6
 
 // Rows in place, if they can be read as whole vectors of floats there, otherwise copied. Rows with a
 // large stride would evict each other from the cache when they are read repeatedly.
-static Rows view_rows(const Problem& p, const Tensor& t, const Sequence& s, int64_t level,
+static Rows view_rows(const Arguments& p, const Tensor& t, const Sequence& s, int64_t level,
                       int64_t first, int64_t count, int64_t width, bool whole, float* scratch) {
     if (!p.bfloat16 && (!whole || (width % WIDTH == 0 && t.row == width)))
         return {(const float*)t.data + offset(t, s, level, first), t.row};
     return copy_rows(p, t, s, level, first, count, count, width, 1.0f, nullptr, scratch);
 }
 
-static void write_row(const Problem& p, const Tensor& t, int64_t to, const float* x, int64_t width,
+static void write_row(const Arguments& p, const Tensor& t, int64_t to, const float* x, int64_t width,
                       float factor) {
     if (p.bfloat16) {
         uint16_t* y = (uint16_t*)t.data + to;
@@ -222,7 +222,7 @@ struct Tile {
 
     static int64_t pitch(int64_t level) { return padded(at_level(QUERY_BLOCK, level)); }
 
-    void reserve(const Problem& p, Scratch& scratch) {
+    void reserve(const Arguments& p, Scratch& scratch) {
         for (int64_t l = 0; l < p.levels; l++) {
             packed[l] = scratch.take(p.width * pitch(l));
             // Row groups at the end may reach beyond the keys.
@@ -233,7 +233,7 @@ struct Tile {
     }
 
     // `plain`, per level: where to put the queries before they are transposed.
-    void set_queries(const Problem& p, const Sequence& s, int64_t first, int64_t count,
+    void set_queries(const Arguments& p, const Sequence& s, int64_t first, int64_t count,
                      float* const* plain) {
         first_query = first, query_count = count;
         for (int64_t l = 0; l < p.levels; l++) {
@@ -246,7 +246,7 @@ struct Tile {
     }
 
     // Scores the coarse levels, each with all coarser ones; level 0 is left to the caller.
-    void set_keys(const Problem& p, const Sequence& s, int64_t first, int64_t count) {
+    void set_keys(const Arguments& p, const Sequence& s, int64_t first, int64_t count) {
         for (int64_t l = p.levels - 1; l >= 0; l--) {
             Level& here = level[l];
             here.key_count = at_level(count, l);
@@ -267,7 +267,7 @@ struct Tile {
     }
 
     // An upper bound of the tile's scores and of their partial sums.
-    float score_bound(const Problem& p) const {
+    float score_bound(const Arguments& p) const {
         float bound = 0.0f;
         for (int64_t l = 0; l < p.levels; l++)
             bound += longest_query[l] * longest_row(level[l].keys, level[l].key_count, p.width);

@@ -11,7 +11,7 @@ struct DecodeScratch {
     float *scores[MAX_LEVELS], *query, *keys, *values, *output;
     double *exact, *exact_coarse;
 
-    float* reserve(const Problem& p, Scratch scratch) {
+    float* reserve(const Arguments& p, Scratch scratch) {
         for (int64_t l = 0; l < p.levels; l++)
             scores[l] = scratch.take(at_level(DECODE_CHUNK, l) + WIDTH);
         query = scratch.take(padded(p.width));
@@ -90,7 +90,7 @@ static void weigh_rows(Rows rows, int64_t count, const float* weights, int64_t w
 }
 
 // Computes the scores of one query again, in double precision and minus the largest, which is returned.
-static Largest exact_scores(const Problem& p, const Sequence& s, DecodeScratch& my, int64_t query,
+static Largest exact_scores(const Arguments& p, const Sequence& s, DecodeScratch& my, int64_t query,
                             int64_t first, int64_t count) {
     for (int64_t l = p.levels - 1; l >= 0; l--) {
         const int64_t rows = at_level(count, l);
@@ -131,16 +131,16 @@ static float exponentials_of(float* scores, int64_t count, float top) {
 }
 
 // A chunk's scores of a coarse level, with room for a vector behind them.
-static float* coarse_row(const Problem& p, const Sequence& s, int64_t level, int64_t first) {
+static float* coarse_row(const Arguments& p, const Sequence& s, int64_t level, int64_t first) {
     const Tensor& t = p.coarse_scores[level];
     return (float*)t.data + s.batch * t.batch + s.head * t.head + (first >> level);
 }
 
 // `result` [queries][3 + value_width]: largest score and its rest, see Largest, sum of exponentials,
 // their sum of values.
-static void decode_chunk(const Problem* problem, const Sequence* sequence, int64_t chunk,
+static void decode_chunk(const Arguments* arguments, const Sequence* sequence, int64_t chunk,
                          float* result, float* memory) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     DecodeScratch my;
     my.reserve(p, Scratch{memory});

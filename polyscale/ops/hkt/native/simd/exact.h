@@ -41,7 +41,7 @@ INLINE double dot(const float* a, const float* b, int64_t width) {
 
 // Also where the bound overflows, to infinity or, times a weight of zero, to NaN. With bfloat16 inputs,
 // results are rounded far more.
-INLINE bool needs_exact(const Problem& p, float score_bound) {
+INLINE bool needs_exact(const Arguments& p, float score_bound) {
     return !(score_bound <= (p.bfloat16 ? LARGE_BFLOAT16_SCORE : LARGE_SCORE));
 }
 
@@ -127,13 +127,13 @@ struct ExactScores {
     ExactProduct level[MAX_LEVELS];  // each with all coarser ones
     bool packed;
 
-    void reserve(const Problem& p, Scratch& scratch) {
+    void reserve(const Arguments& p, Scratch& scratch) {
         for (int64_t l = 0; l < p.levels; l++) level[l].reserve(scratch, p.width, l);
         packed = false;
     }
 
     // The scores of the tile's keys. `plain` is scratch for the queries of one level.
-    void compute(const Problem& p, const Sequence& s, const Tile& tile, float* plain) {
+    void compute(const Arguments& p, const Sequence& s, const Tile& tile, float* plain) {
         for (int64_t l = 0; l < p.levels && !packed; l++) {
             const int64_t rows = at_level(tile.query_count, l);
             level[l].pack(copy_rows(p, p.query[l], s, l, tile.first_query >> l, rows, rows,

@@ -11,7 +11,7 @@ struct ForwardScratch {
     bool split;               // whether that may be anything
     float* dominant;  // per query: number of the key with the largest score if it is sharp, or -1
 
-    float* reserve(const Problem& p, Scratch scratch) {
+    float* reserve(const Arguments& p, Scratch scratch) {
         tile.reserve(p, scratch);
         exact.reserve(p, scratch);
         scores = scratch.take((KEY_BLOCK + SCORE_ROWS) * QUERY_BLOCK);
@@ -49,7 +49,7 @@ struct KeepLargest {
 };
 
 // Computes the scores again, exact and minus the largest so far, which may have changed slightly.
-static void make_exact(const Problem& p, const Sequence& s, ForwardScratch& my, int64_t count) {
+static void make_exact(const Arguments& p, const Sequence& s, ForwardScratch& my, int64_t count) {
     my.exact.compute(p, s, my.tile, my.plain);
     const Level& fine = my.tile.level[0];
     double top[QUERY_BLOCK];
@@ -149,7 +149,7 @@ static void add_values(const ForwardScratch& my, Rows values, int64_t count, int
 // The largest score is rounded to a float, which changes all other weights of its row by the same
 // factor. Where one key has nearly all the attention, its score is computed again in double precision;
 // sum and output are corrected, and the difference is returned.
-static float correct_dominant(const Problem& p, const Sequence& s, ForwardScratch& my, int64_t m) {
+static float correct_dominant(const Arguments& p, const Sequence& s, ForwardScratch& my, int64_t m) {
     if (p.bfloat16 || my.dominant[m] < 0.0f || !(my.sum[m] * DOMINANT < 1.0f)) return 0.0f;
     const int64_t key = (int64_t)my.dominant[m];
     double score = 0.0;
@@ -167,9 +167,9 @@ static float correct_dominant(const Problem& p, const Sequence& s, ForwardScratc
     return missing;
 }
 
-static void forward_block(const Problem* problem, const Sequence* sequence, int64_t block,
+static void forward_block(const Arguments* arguments, const Sequence* sequence, int64_t block,
                           float* memory) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     ForwardScratch my;
     my.reserve(p, Scratch{memory});

@@ -20,7 +20,7 @@ struct EqualKeys {
     int32_t *first, *times;  // [room], by hash: a key, or -1, and how many are equal to it
     int64_t room;
 
-    void reserve(const Problem& p, Scratch& scratch) {
+    void reserve(const Arguments& p, Scratch& scratch) {
         for (room = 16; room < 2 * p.length;) room *= 2;
         first = (int32_t*)scratch.take(room);
         times = (int32_t*)scratch.take(room);
@@ -93,7 +93,7 @@ struct BackwardScratch {
     float longest_key[MAX_LEVELS];
     EqualKeys equal_keys;
 
-    float* reserve(const Problem& p, Scratch scratch) {
+    float* reserve(const Arguments& p, Scratch scratch) {
         sharp_attention = ::sharp_attention(p);
         tile.reserve(p, scratch);
         exact.reserve(p, scratch);
@@ -211,7 +211,7 @@ static void correct_others(BackwardScratch& my, int64_t first_key) {
     }
 }
 
-static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& my) {
+static void exact_weights(const Arguments& p, const Sequence& s, BackwardScratch& my) {
     const Level& fine = my.tile.level[0];
     my.exact.compute(p, s, my.tile, my.plain);
     for (int64_t key = 0; key < fine.key_count; key++) {
@@ -222,7 +222,7 @@ static void exact_weights(const Problem& p, const Sequence& s, BackwardScratch& 
 }
 
 // Computes the weights of a tile; returns the product of values and the gradient of the output.
-static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& my, int64_t key,
+static Level set_weights(const Arguments& p, const Sequence& s, BackwardScratch& my, int64_t key,
                          int64_t keys, bool exact, bool sharp) {
     my.tile.set_keys(p, s, key, keys);
     const Level& fine = my.tile.level[0];
@@ -242,7 +242,7 @@ static Level set_weights(const Problem& p, const Sequence& s, BackwardScratch& m
 
 // Where one key has nearly all the attention, the gradient of its score is a small difference. It is
 // preserved by a delta that is the mean of the very numbers from which it is then subtracted.
-static void set_exact_delta(const Problem& p, const Sequence& s, BackwardScratch& my,
+static void set_exact_delta(const Arguments& p, const Sequence& s, BackwardScratch& my,
                             int64_t end) {
     const int64_t count = my.tile.query_count;
     my.exact_by_value.pack({my.grad_output, row_pitch(p.value_width)}, count, p.value_width);
@@ -263,7 +263,7 @@ static void set_exact_delta(const Problem& p, const Sequence& s, BackwardScratch
     for (int64_t m = 0; m < count; m++) my.exact_delta[m] /= my.exact_sum[m];
 }
 
-static void exact_grad_scores(const Problem& p, BackwardScratch& my, const Level& by_value) {
+static void exact_grad_scores(const Arguments& p, BackwardScratch& my, const Level& by_value) {
     const int64_t count = by_value.query_count;
     my.exact_by_value.compute(by_value, p.value_width, 1.0, nullptr);
     for (int64_t key = 0; key < by_value.key_count; key++) {

@@ -7,7 +7,7 @@ namespace {
 // A task is a chunk of cached keys of one head. The results are merged at the end, in order.
 class Decode : public Team {
    public:
-    Decode(const Problem& p, const Variant& v, const std::vector<Sequence>& all, int64_t chunks)
+    Decode(const Arguments& p, const Variant& v, const std::vector<Sequence>& all, int64_t chunks)
         : Team((int64_t)all.size() * chunks, worthwhile(p), v.decode_floats(&p)),
           p_(p), v_(v), all_(all), chunks_(chunks),
           results_(all.size() * (size_t)(chunks * size_of(p))) {}
@@ -33,9 +33,9 @@ class Decode : public Team {
     }
 
    private:
-    static int64_t size_of(const Problem& p) { return p.queries * (p.value_width + 3); }
+    static int64_t size_of(const Arguments& p) { return p.queries * (p.value_width + 3); }
 
-    static int worthwhile(const Problem& p) {
+    static int worthwhile(const Arguments& p) {
         const double products = (double)(p.batch * p.heads * p.queries * p.length) *
                                 (double)(2 * p.width + p.value_width);
         return (int)fmin((double)p.threads, 1.0 + products / 1e5);
@@ -63,7 +63,7 @@ class Decode : public Team {
             for (int64_t d = 0; d < p_.value_width; d++) sum[d] /= total;
     }
 
-    const Problem& p_;
+    const Arguments& p_;
     const Variant& v_;
     const std::vector<Sequence>& all_;
     int64_t chunks_;

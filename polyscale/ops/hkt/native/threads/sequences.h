@@ -1,16 +1,16 @@
-// The instructions HKT's kernel has, and the sequences of a problem.
+// The instructions HKT's kernel has, and the sequences of a arguments.
 #pragma once
 #include <math.h>
 
 #include "native/threads/instructions.h"
 #include "native/threads/team.h"
-#include "../problem.h"
+#include "../arguments.h"
 
 DECLARE_VARIANTS(hkt)
 
 namespace {
 
-std::vector<Sequence> sequences_of(const Problem& p) {
+std::vector<Sequence> sequences_of(const Arguments& p) {
     std::vector<Sequence> all;
     for (int64_t b = 0; b < p.batch; b++)
         for (int64_t h = 0; h < p.heads; h++)

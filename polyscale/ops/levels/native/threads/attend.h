@@ -2,7 +2,7 @@
 #pragma once
 #include <memory>
 
-#include "../problem.h"
+#include "../arguments.h"
 #include "native/threads/instructions.h"
 #include "native/threads/team.h"
 

@@ -25,7 +25,7 @@ struct Ahead {
 };
 
 // Channels of a row of sums.
-INLINE int64_t whole_panels(const Problem& w) {
+INLINE int64_t whole_panels(const Arguments& w) {
     return most(PANEL, round_up(w.width, PANEL));
 }
 
@@ -33,7 +33,7 @@ struct WeightGradientScratch {
     float *grad, *x, *weight, *bias;
     int64_t outputs;  // at a time, so that the sums stay in the cache as well
 
-    float* reserve(const Problem& w, Scratch scratch) {
+    float* reserve(const Arguments& w, Scratch scratch) {
         const int64_t width = whole_panels(w);
         const int64_t fitting = GRADIENT_OUTPUTS * 256 / width / PRODUCT_ROWS * PRODUCT_ROWS;
         outputs = least(GRADIENT_OUTPUTS, most(PRODUCT_ROWS, fitting));
@@ -95,7 +95,7 @@ INLINE void gradient_tile(const float* grad, int64_t pitch, int64_t rows, const 
 
 // Adds a block of rows to the sums. Each block is summed from zero, so that rounding errors grow with
 // the length of a block and the number of blocks, not with their product.
-static void add_rows(const Problem& w, const Projected& from, int64_t row, int64_t output,
+static void add_rows(const Arguments& w, const Projected& from, int64_t row, int64_t output,
                      int64_t outputs, WeightGradientScratch& my) {
     const int64_t rows = least(GRADIENT_ROWS, from.rows - row), width = whole_panels(w);
     const int64_t next = row + rows, next_rows = least(GRADIENT_ROWS, from.rows - next);
@@ -117,9 +117,9 @@ static void add_rows(const Problem& w, const Projected& from, int64_t row, int64
     }
 }
 
-static void weight_gradient(const Problem* problem, int64_t begin, int64_t end,
+static void weight_gradient(const Arguments* arguments, int64_t begin, int64_t end,
                             float* memory) {
-    const Problem& w = *problem;
+    const Arguments& w = *arguments;
     WeightGradientScratch my;
     my.reserve(w, Scratch{memory});
     const int64_t width = whole_panels(w), passes = (end - begin + my.outputs - 1) / my.outputs;

@@ -3,7 +3,7 @@
 #pragma once
 #include <math.h>
 
-#include "../problem.h"
+#include "../arguments.h"
 #include "native/threads/instructions.h"
 #include "native/threads/team.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 class WeightGradients : public Team {
    public:
-    WeightGradients(const Problem& w, const Variant& v)
+    WeightGradients(const Arguments& w, const Variant& v)
         : Team(shares(w), shares(w), v.scratch_floats(&w)), w_(w), v_(v) {}
 
     void task(int64_t number, float* scratch) override {
@@ -25,11 +25,11 @@ class WeightGradients : public Team {
     // As many outputs as any tile has rows.
     enum { GROUP = 12 };
 
-    static int64_t groups(const Problem& w) {
+    static int64_t groups(const Arguments& w) {
         return (w.projected[0].outputs + GROUP - 1) / GROUP;
     }
 
-    static int shares(const Problem& w) {
+    static int shares(const Arguments& w) {
         const double products = (double)w.projected[0].rows * (double)w.width *
                                 (double)w.projected[0].outputs;
         return (int)least(most(1, groups(w)), (int64_t)fmin((double)w.threads, 1 + products / 1e6));
@@ -51,7 +51,7 @@ class WeightGradients : public Team {
         return least(group * GROUP, w_.projected[0].outputs);
     }
 
-    const Problem& w_;
+    const Arguments& w_;
     const Variant& v_;
 };
 

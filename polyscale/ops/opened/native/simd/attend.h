@@ -7,7 +7,7 @@ struct AttendScratch {
     float *largest, *next_largest, *sum, *correction, *bias;
     int32_t *query_positions, *positions;
 
-    float* reserve(const Problem& p, int64_t heads, int64_t view, Scratch scratch) {
+    float* reserve(const Arguments& p, int64_t heads, int64_t view, Scratch scratch) {
         const int64_t columns = round_up(heads * p.unit, TILE * WIDTH);
         plain = scratch.take(columns * row_pitch(p.width));
         packed = scratch.take(columns * p.width);
@@ -32,7 +32,7 @@ static void set_positions(const Interval& v, int64_t heads, int64_t columns, int
 }
 
 // log2 of the number of keys that each entry of the view stands for; null if all are single keys.
-static const float* set_bias(const Problem& p, const Sequence& s, const Interval& v,
+static const float* set_bias(const Arguments& p, const Sequence& s, const Interval& v,
                              const int32_t* positions, int64_t count, float* bias) {
     bool any = false;
     for (int64_t i = 0; i < count; i++) {
@@ -69,14 +69,14 @@ static void exponentials(AttendScratch& my, int64_t keys, int64_t column) {
 }
 
 // Keys of a chunk that the last query of a column of tiles sees: its own block's keys come last.
-static int64_t seen_by(const Problem& p, const int32_t* positions, int64_t count, int32_t last) {
+static int64_t seen_by(const Arguments& p, const int32_t* positions, int64_t count, int32_t last) {
     if (p.causal)
         while (count > 0 && positions[count - 1] > last) count--;
     return count;
 }
 
 struct AttendColumn {
-    const Problem& p;
+    const Arguments& p;
     AttendScratch& my;
     Rows keys, values;
     const int32_t* positions;
@@ -99,9 +99,9 @@ struct AttendColumn {
     }
 };
 
-static void attend_unit(const Problem* problem, const Sequence* sequence, const Part* part,
+static void attend_unit(const Arguments* arguments, const Sequence* sequence, const Part* part,
                         const Nodes* nodes, float* memory) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     AttendScratch my;
     my.reserve(p, part->heads, 0, Scratch{memory});

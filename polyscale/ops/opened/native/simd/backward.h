@@ -8,7 +8,7 @@ struct BackwardScratch {
     int32_t *query_positions, *positions;
     int64_t* view;  // entries of it
 
-    float* reserve(const Problem& p, int64_t heads, int64_t room, Scratch scratch) {
+    float* reserve(const Arguments& p, int64_t heads, int64_t room, Scratch scratch) {
         const int64_t columns = round_up(heads * p.unit, TILE * WIDTH);
         view = (int64_t*)scratch.take(2);
         plain = scratch.take(columns * row_pitch(p.width));
@@ -70,7 +70,7 @@ struct KeepGradients {
 };
 
 struct BackwardColumn {
-    const Problem& p;
+    const Arguments& p;
     BackwardScratch& my;
     Rows keys, values;
     const int32_t* positions;
@@ -97,7 +97,7 @@ struct BackwardColumn {
     }
 };
 
-static void set_rows(const Problem& p, const Sequence& s, const Part& part, const Interval& v,
+static void set_rows(const Arguments& p, const Sequence& s, const Part& part, const Interval& v,
                      BackwardScratch& my, int64_t real, int64_t columns) {
     const int64_t rows = v.last - v.first;
     const Rows queries = gather_queries(p, s, p.query, part, v.first, rows, p.width,
@@ -122,9 +122,9 @@ static void set_rows(const Problem& p, const Sequence& s, const Part& part, cons
     }
 }
 
-static void backward_unit(const Problem* problem, const Sequence* sequence, const Part* part,
+static void backward_unit(const Arguments* arguments, const Sequence* sequence, const Part* part,
                           const Nodes* nodes, float* memory) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     BackwardScratch my;
     my.reserve(p, part->heads, 0, Scratch{memory});
@@ -169,9 +169,9 @@ static void add_row(float* to, const float* from, int64_t width, float factor) {
     for (int64_t d = 0; d < width; d++) to[d] += from[d] * factor;
 }
 
-static void add_gradients(const Problem* problem, const Sequence* sequence, const Part* part,
+static void add_gradients(const Arguments* arguments, const Sequence* sequence, const Part* part,
                           const Nodes* nodes, float* memory) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     BackwardScratch my;
     my.reserve(p, part->heads, 0, Scratch{memory});
@@ -205,9 +205,9 @@ static void add_gradients(const Problem* problem, const Sequence* sequence, cons
 }
 
 // Mean keys and values of all key blocks, [key_blocks][width + value_width].
-static void pool_blocks(const Problem* problem, const Sequence* sequence, int64_t key_head,
+static void pool_blocks(const Arguments* arguments, const Sequence* sequence, int64_t key_head,
                         float* means) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     const int64_t widths[] = {p.width, p.value_width};
     const Tensor tensors[] = {p.key, p.value};
@@ -228,9 +228,9 @@ static void pool_blocks(const Problem* problem, const Sequence* sequence, int64_
 }
 
 // What the means' gradients add to those of the keys and values.
-static void unpool_blocks(const Problem* problem, const Sequence* sequence, int64_t key_head,
+static void unpool_blocks(const Arguments* arguments, const Sequence* sequence, int64_t key_head,
                           const float* grad_means) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     const int64_t widths[] = {p.width, p.value_width};
     const Tensor tensors[] = {p.grad_key, p.grad_value};

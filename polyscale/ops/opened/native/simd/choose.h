@@ -17,28 +17,28 @@ struct ChooseScratch {
     uint8_t* state;  // of each key block: seen in full, in part
     uint64_t* order;
 
-    float* reserve(const Problem& p, int64_t longest, int64_t sinks, Scratch scratch);
+    float* reserve(const Arguments& p, int64_t longest, int64_t sinks, Scratch scratch);
 };
 
 // Keys to a chunk: whole key blocks.
-INLINE int64_t choose_chunk(const Problem& p) {
+INLINE int64_t choose_chunk(const Arguments& p) {
     return p.key_block * most(1, KEY_CHUNK / p.key_block);
 }
 
 // Enough query blocks for a full tile, and in strict mode so many that what the first ones share
 // with the units before is little.
-static int64_t choose_units(const Problem* p) {
+static int64_t choose_units(const Arguments* p) {
     const int64_t columns = most(1, p->unit / p->sample) * (p->heads / p->key_heads);
     return (TILE * WIDTH + columns - 1) / columns + (p->strict ? 3 * (p->choosing - 1) : 0);
 }
 
-INLINE int64_t most_columns(const Problem& p) {
+INLINE int64_t most_columns(const Arguments& p) {
     const int64_t units = choose_units(&p) + p.choosing - 1;
     const int64_t rows = units * most(1, p.unit / p.sample) + 1;
     return padded(rows * (p.heads / p.key_heads));
 }
 
-inline float* ChooseScratch::reserve(const Problem& p, int64_t longest, int64_t sinks,
+inline float* ChooseScratch::reserve(const Arguments& p, int64_t longest, int64_t sinks,
                                      Scratch scratch) {
     const int64_t columns = most_columns(p), blocks = (longest + p.key_block - 1) / p.key_block;
     const int64_t chunk = choose_chunk(p), chunks = (longest + chunk - 1) / chunk;
@@ -62,7 +62,7 @@ inline float* ChooseScratch::reserve(const Problem& p, int64_t longest, int64_t 
 }
 
 // Positions of the sampled rows from `begin` to before `end`.
-static int64_t list_sampled(const Problem& p, const Sequence& s, int64_t begin, int64_t end,
+static int64_t list_sampled(const Arguments& p, const Sequence& s, int64_t begin, int64_t end,
                             int32_t* rows) {
     int64_t count = 0;
     begin = most(begin, s.first_position()), end = least(end, s.length);
@@ -78,7 +78,7 @@ static int64_t list_sampled(const Problem& p, const Sequence& s, int64_t begin, 
 
 // Sums of exponentials, less the largest score so far, over each key block of a chunk.
 template <int C>
-static void sum_blocks(const Problem& p, ChooseScratch& my, int64_t keys, int64_t columns,
+static void sum_blocks(const Arguments& p, ChooseScratch& my, int64_t keys, int64_t columns,
                        int64_t column, float* to) {
     Vector top[C], all[C];
     for (int c = 0; c < C; c++) {
@@ -100,7 +100,7 @@ static void sum_blocks(const Problem& p, ChooseScratch& my, int64_t keys, int64_
 }
 
 struct ChooseColumn {
-    const Problem& p;
+    const Arguments& p;
     ChooseScratch& my;
     Rows keys;
     int64_t first, count, columns;
@@ -128,7 +128,7 @@ struct ChooseColumn {
 
 // Probabilities of the sampled rows, summed over each key block: [blocks][columns]. `largest` and
 // `sum` become those of the whole row.
-static void block_probabilities(const Problem& p, const Sequence& s, ChooseScratch& my,
+static void block_probabilities(const Arguments& p, const Sequence& s, ChooseScratch& my,
                                 const Part& part, int64_t columns, int64_t limit) {
     const int64_t chunk = choose_chunk(p), blocks = (limit + p.key_block - 1) / p.key_block;
     for (int64_t i = 0; i < columns; i++) my.largest[i] = -INFINITE, my.kept[i] = 0.0f;
@@ -213,7 +213,7 @@ INLINE float wanted_sum(const float* from, const float* wanted, int64_t begin, i
 }
 
 // Probabilities of the keys of block c that are seen anyway, summed, for all columns.
-static void sum_seen(const Problem& p, const Sequence& s, ChooseScratch& my, const Part& part,
+static void sum_seen(const Arguments& p, const Sequence& s, ChooseScratch& my, const Part& part,
                      const Interval& v, int64_t c, int64_t columns, float* to) {
     memset(to, 0, (size_t)columns * sizeof(float));
     const int64_t begin = c * p.key_block, end = least(begin + p.key_block, v.limit);
@@ -240,7 +240,7 @@ static void sum_seen(const Problem& p, const Sequence& s, ChooseScratch& my, con
 enum { UNSEEN = 0, SEEN = 1, PARTLY = 2 };
 
 // Marks the blocks that are seen anyway, and returns how many are seen in part.
-static int64_t mark_seen(const Problem& p, const Sequence& s, ChooseScratch& my, const Interval& v,
+static int64_t mark_seen(const Arguments& p, const Sequence& s, ChooseScratch& my, const Interval& v,
                          int64_t blocks) {
     int64_t partial = 0;
     for (int64_t c = 0; c < blocks; c++) {
@@ -253,7 +253,7 @@ static int64_t mark_seen(const Problem& p, const Sequence& s, ChooseScratch& my,
 }
 
 // Chooses for one query block by the columns from `begin` to before `end`.
-static void choose_one(const Problem& p, const Sequence& s, ChooseScratch& my, const Part& part,
+static void choose_one(const Arguments& p, const Sequence& s, ChooseScratch& my, const Part& part,
                        const Interval& v, int64_t columns, int64_t begin, int64_t end) {
     const int64_t blocks = (v.limit + p.key_block - 1) / p.key_block;
     uint8_t* bits = choice(p, s, part.key_head, part.unit);
@@ -289,7 +289,7 @@ static void choose_one(const Problem& p, const Sequence& s, ChooseScratch& my, c
 }
 
 // What the columns from `begin` to before `end` keep of the view that was chosen last.
-static void write_kept(const Problem& p, const Sequence& s, ChooseScratch& my, const Part& part,
+static void write_kept(const Arguments& p, const Sequence& s, ChooseScratch& my, const Part& part,
                        const Interval& v, int64_t columns, int64_t begin, int64_t end,
                        int64_t first_row) {
     const int64_t blocks = (v.limit + p.key_block - 1) / p.key_block;
@@ -317,7 +317,7 @@ static void write_kept(const Problem& p, const Sequence& s, ChooseScratch& my, c
 }
 
 // Sampled rows before a position.
-static int64_t sampled_before(const Problem& p, const Sequence& s, int64_t position) {
+static int64_t sampled_before(const Arguments& p, const Sequence& s, int64_t position) {
     const int64_t first = s.first_position(), end = most(first, least(position, s.length));
     if (p.strict) {
         const int64_t whole = (end + p.sample - 1) / p.sample - (first + p.sample - 1) / p.sample;
@@ -326,9 +326,9 @@ static int64_t sampled_before(const Problem& p, const Sequence& s, int64_t posit
     return end / p.sample - first / p.sample + (end == s.length && s.length % p.sample != 0);
 }
 
-static void choose_units_from(const Problem* problem, const Sequence* sequence, int64_t key_head,
+static void choose_units_from(const Arguments* arguments, const Sequence* sequence, int64_t key_head,
                               int64_t first_unit, int64_t count, float* memory) {
-    const Problem& p = *problem;
+    const Arguments& p = *arguments;
     const Sequence& s = *sequence;
     ChooseScratch my;
     my.reserve(p, s.length, s.sink_start[key_blocks(p, s)], Scratch{memory});

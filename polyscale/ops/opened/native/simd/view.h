@@ -15,7 +15,7 @@ struct Interval {
     bool has(int64_t position) const { return position >= low && position < high; }
 };
 
-static Interval interval_of(const Problem& p, const Sequence& s, int64_t unit) {
+static Interval interval_of(const Arguments& p, const Sequence& s, int64_t unit) {
     const int64_t own = unit * p.unit, end = least(own + p.unit, s.length);
     Interval v;
     v.own = own;
@@ -27,7 +27,7 @@ static Interval interval_of(const Problem& p, const Sequence& s, int64_t unit) {
 }
 
 // Keys of block c that are seen anyway, of those that any row may see.
-static int64_t seen_anyway(const Problem& p, const Sequence& s, const Interval& v, int64_t c) {
+static int64_t seen_anyway(const Arguments& p, const Sequence& s, const Interval& v, int64_t c) {
     const int64_t begin = c * p.key_block, end = least(begin + p.key_block, v.limit);
     int64_t seen = most(0, least(end, v.high) - most(begin, v.low));
     for (int32_t i = s.sink_start[c]; i < s.sink_start[c + 1]; i++)
@@ -37,7 +37,7 @@ static int64_t seen_anyway(const Problem& p, const Sequence& s, const Interval& 
 
 // The positions of all keys that a query block sees. Those of its own come last and in order. Of the
 // nodes that stand for what is not seen, block c is -1 - c.
-static int64_t list_view(const Problem& p, const Sequence& s, const Part& part, const Interval& v,
+static int64_t list_view(const Arguments& p, const Sequence& s, const Part& part, const Interval& v,
                          int32_t* positions) {
     const uint8_t* bits = choice(p, s, part.key_head, part.unit);
     const int64_t blocks = (v.limit + p.key_block - 1) / p.key_block;
@@ -69,7 +69,7 @@ static int64_t row_at(const Tensor& t, int64_t batch, int64_t head, int64_t row)
 
 typedef uint32_t __attribute__((may_alias)) Word;
 
-static void read_row(const Problem& p, const Tensor& t, int64_t from, int64_t width, float factor,
+static void read_row(const Arguments& p, const Tensor& t, int64_t from, int64_t width, float factor,
                      float* to) {
     if (p.bfloat16) {
         const uint16_t* x = (const uint16_t*)t.data + from;
@@ -82,7 +82,7 @@ static void read_row(const Problem& p, const Tensor& t, int64_t from, int64_t wi
     }
 }
 
-static void write_row(const Problem& p, const Tensor& t, int64_t at, const float* x, int64_t width,
+static void write_row(const Arguments& p, const Tensor& t, int64_t at, const float* x, int64_t width,
                       float factor) {
     if (p.bfloat16) {
         uint16_t* to = (uint16_t*)t.data + at;
@@ -95,7 +95,7 @@ static void write_row(const Problem& p, const Tensor& t, int64_t at, const float
 
 // The unseen keys of a block that is a node: calls use(position), returns how many there are.
 template <class Use>
-INLINE int64_t each_unseen(const Problem& p, const Sequence& s, const Interval& v, int64_t c,
+INLINE int64_t each_unseen(const Arguments& p, const Sequence& s, const Interval& v, int64_t c,
                            Use use) {
     const int64_t begin = c * p.key_block, end = least(begin + p.key_block, s.length);
     int32_t sink = s.sink_start[c];
@@ -110,17 +110,17 @@ INLINE int64_t each_unseen(const Problem& p, const Sequence& s, const Interval& 
     return count;
 }
 
-static int64_t unseen_of(const Problem& p, const Sequence& s, const Interval& v, int64_t c) {
+static int64_t unseen_of(const Arguments& p, const Sequence& s, const Interval& v, int64_t c) {
     return each_unseen(p, s, v, c, [](int64_t) {});
 }
 
 // Whether a node stands for its whole block.
-static bool is_whole(const Problem& p, const Sequence& s, const Interval& v, int64_t c) {
+static bool is_whole(const Arguments& p, const Sequence& s, const Interval& v, int64_t c) {
     return seen_anyway(p, s, v, c) == 0;
 }
 
 // The mean of a tensor's rows that a node stands for.
-static void read_node(const Problem& p, const Sequence& s, const Interval& v, const Tensor& t,
+static void read_node(const Arguments& p, const Sequence& s, const Interval& v, const Tensor& t,
                       int64_t key_head, int64_t c, int64_t width, const float* mean, float* to) {
     if (is_whole(p, s, v, c)) {
         memcpy(to, mean, (size_t)width * sizeof(float));
@@ -138,7 +138,7 @@ static void read_node(const Problem& p, const Sequence& s, const Interval& v, co
 
 // Rows of keys or values one after the other; channels up to a whole vector, and rows up to a
 // multiple of SCORE_ROWS, are zero. `mean_at`: where the tensor's channels stand in a node's mean.
-static Rows gather(const Problem& p, const Sequence& s, const Interval& v, const Tensor& t,
+static Rows gather(const Arguments& p, const Sequence& s, const Interval& v, const Tensor& t,
                    const Part& part, const Nodes& nodes, int64_t mean_at, int64_t width,
                    const int32_t* positions, int64_t count, float* scratch) {
     const int64_t pitch = row_pitch(width), whole = padded(width), bytes = p.bfloat16 ? 2 : 4;
@@ -163,7 +163,7 @@ static Rows gather(const Problem& p, const Sequence& s, const Interval& v, const
 }
 
 // Rows of queries, one position's heads side by side: row m * heads + h.
-static Rows gather_queries(const Problem& p, const Sequence& s, const Tensor& t, const Part& part,
+static Rows gather_queries(const Arguments& p, const Sequence& s, const Tensor& t, const Part& part,
                            int64_t first, int64_t count, int64_t width, float factor,
                            float* scratch) {
     const int64_t pitch = row_pitch(width), whole = padded(width);

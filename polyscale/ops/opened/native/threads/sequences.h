@@ -1,8 +1,8 @@
-// The instructions this kernel has, the sequences of a problem, and how its work is cut.
+// The instructions this kernel has, the sequences of a arguments, and how its work is cut.
 #pragma once
 #include "native/threads/instructions.h"
 #include "native/threads/team.h"
-#include "../problem.h"
+#include "../arguments.h"
 
 DECLARE_VARIANTS(opened)
 
@@ -17,7 +17,7 @@ struct Sequences {
     std::vector<std::vector<int32_t>> sinks, starts;
     int64_t longest = 0, most_sinks = 0;
 
-    explicit Sequences(const Problem& p) {
+    explicit Sequences(const Arguments& p) {
         int64_t block = 0, row = 0;
         for (int64_t b = 0; b < p.batch; b++)
             for (int64_t n = 0; n < most(1, p.sequences); n++) {
@@ -42,14 +42,14 @@ struct Sequences {
     }
 
    private:
-    static int64_t sampled(const Problem& p, const Sequence& s) {
+    static int64_t sampled(const Arguments& p, const Sequence& s) {
         const int64_t first = s.first_position(), rest = p.strict ? first : s.length;
         if (!s.queries) return 0;
         const int64_t up = p.strict ? p.sample - 1 : 0;
         return (s.length + up) / p.sample - (first + up) / p.sample + (rest % p.sample != 0);
     }
 
-    void find_sinks(const Problem& p, const Sequence& s) {
+    void find_sinks(const Arguments& p, const Sequence& s) {
         std::vector<int32_t> found, start;
         const uint8_t* is_sink = p.sinks + s.batch * p.keys + s.key_start;
         for (int64_t at = 0; at < s.length; at++) {
@@ -71,7 +71,7 @@ struct Task {
 };
 
 // Query blocks in order, all key heads of a query block one after the other.
-std::vector<Task> tasks_of(const Problem& p, const Sequences& sequences) {
+std::vector<Task> tasks_of(const Arguments& p, const Sequences& sequences) {
     const int64_t group = p.heads / p.key_heads;
     const int64_t together = most(1, least(group, MOST_COLUMNS / p.unit));
     const int64_t parts = (group + together - 1) / together;
@@ -90,13 +90,13 @@ std::vector<Task> tasks_of(const Problem& p, const Sequences& sequences) {
 }
 
 // Waking threads takes longer than a small problem.
-int worthwhile_threads(const Problem& p, double products) {
+int worthwhile_threads(const Arguments& p, double products) {
     const double most_threads = 1.0 + products * (double)(p.width + p.value_width) / 1e6;
     return most_threads < (double)p.threads ? (int)most_threads : p.threads;
 }
 
 // Entries of the largest view.
-int64_t largest_view(const Problem& p, const Sequences& sequences) {
+int64_t largest_view(const Arguments& p, const Sequences& sequences) {
     int64_t blocks = 0;
     const uint8_t* bits = p.opened;
     for (int64_t i = 0; i < p.batch * p.key_heads * p.query_blocks; i++, bits += p.block_bytes) {

@@ -9,7 +9,7 @@ struct Projected {
 };
 
 // The gradient of a weight that projects one or two inputs; the second by its first outputs only.
-struct Problem {
+struct Arguments {
     Projected projected[2];
     int64_t width;
     float *grad_weight, *grad_bias;  // [outputs of the first][width], [outputs of the first]
@@ -18,7 +18,7 @@ struct Problem {
 
 // One set of instructions. `scratch` is aligned to 64 bytes.
 struct Variant {
-    int64_t (*scratch_floats)(const Problem*);
+    int64_t (*scratch_floats)(const Arguments*);
     // Of the outputs from `begin` to `end`.
-    void (*weight_gradient)(const Problem*, int64_t begin, int64_t end, float* scratch);
+    void (*weight_gradient)(const Arguments*, int64_t begin, int64_t end, float* scratch);
 };

@@ -4,7 +4,7 @@
 
 // Causal filters between levels, channel by channel:
 //     x_l[i] = sum_k weight_l[k] x_{l-1}[2 i - k], zeros before the start.
-struct Problem {
+struct Arguments {
     int64_t batch, length, channels, levels, width;  // levels above the first; taps
     const float* x;                                  // [batch][length][channels]
     const float* weights;                            // [levels][width][channels]
@@ -19,8 +19,8 @@ struct Problem {
 
 // One set of instructions. `scratch` is aligned to 64 bytes.
 struct Variant {
-    void (*forward)(const Problem*, int64_t row, int64_t first, int64_t channels);
+    void (*forward)(const Arguments*, int64_t row, int64_t first, int64_t channels);
     // Adds to grad_weights[levels][width][channels]; `scratch` holds a row at all coarse levels.
-    void (*backward)(const Problem*, int64_t row, int64_t first, int64_t channels,
+    void (*backward)(const Arguments*, int64_t row, int64_t first, int64_t channels,
                      double* grad_weights, float* scratch);
 };

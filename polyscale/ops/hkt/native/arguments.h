@@ -5,7 +5,7 @@
 // Set where Python compiles this file, so that the number stands in one place.
 enum { MAX_LEVELS = HKT_MAX_LEVELS };
 
-struct Problem {
+struct Arguments {
     int64_t batch, heads, length, width, value_width, levels;
     int64_t sequences;          // packed in one row; 0: each row is one sequence
     const int64_t* boundaries;  // [levels][sequences + 1], if packed
@@ -46,13 +46,13 @@ struct Partial {
 // One set of instructions. `scratch` is aligned to 64 bytes.
 struct Variant {
     int64_t query_block;
-    int64_t (*scratch_floats)(const Problem*);
-    void (*forward)(const Problem*, const Sequence*, int64_t block, float* scratch);
+    int64_t (*scratch_floats)(const Arguments*);
+    void (*forward)(const Arguments*, const Sequence*, int64_t block, float* scratch);
     // Query blocks part, part + parts, ...; adds to grad_weights[levels].
-    void (*backward)(const Problem*, const Sequence*, int64_t part, int64_t parts,
+    void (*backward)(const Arguments*, const Sequence*, int64_t part, int64_t parts,
                      const Partial*, double* grad_weights, float* scratch);
     int64_t decode_chunk;
-    int64_t (*decode_floats)(const Problem*);
+    int64_t (*decode_floats)(const Arguments*);
     // [queries][3 + value_width]: largest score as two floats, sum of exponentials, their sum of values.
-    void (*decode)(const Problem*, const Sequence*, int64_t chunk, float* result, float* scratch);
+    void (*decode)(const Arguments*, const Sequence*, int64_t chunk, float* result, float* scratch);
 };

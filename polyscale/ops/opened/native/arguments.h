@@ -2,7 +2,7 @@
 #pragma once
 #include "native/common.h"
 
-struct Problem {
+struct Arguments {
     int64_t batch, heads, key_heads, queries, keys, width, value_width;
     // Positions that share a view; heavy counts blocks, -1: as many as keep the share `mass`.
     int64_t unit, key_block, near, heavy, sample;
@@ -32,15 +32,15 @@ struct Sequence {
     int64_t first_position() const { return length - queries; }
 };
 
-static inline int64_t key_blocks(const Problem& p, const Sequence& s) {
+static inline int64_t key_blocks(const Arguments& p, const Sequence& s) {
     return (s.length + p.key_block - 1) / p.key_block;
 }
 
-static inline int64_t units(const Problem& p, const Sequence& s) {
+static inline int64_t units(const Arguments& p, const Sequence& s) {
     return s.queries ? (s.length + p.unit - 1) / p.unit - s.first_unit : 0;
 }
 
-static inline uint8_t* choice(const Problem& p, const Sequence& s, int64_t key_head,
+static inline uint8_t* choice(const Arguments& p, const Sequence& s, int64_t key_head,
                               int64_t unit) {
     const int64_t block = s.first_block + unit - s.first_unit;
     return p.opened +
@@ -63,19 +63,19 @@ struct Part {
 // One set of instructions. `scratch` is aligned to 64 bytes.
 struct Variant {
     // Sampled rows that are scored together.
-    int64_t (*choose_units)(const Problem*);
-    int64_t (*choose_floats)(const Problem*, int64_t longest, int64_t sinks);
-    void (*choose)(const Problem*, const Sequence*, int64_t key_head, int64_t first_unit,
+    int64_t (*choose_units)(const Arguments*);
+    int64_t (*choose_floats)(const Arguments*, int64_t longest, int64_t sinks);
+    void (*choose)(const Arguments*, const Sequence*, int64_t key_head, int64_t first_unit,
                    int64_t count, float* scratch);
     // For views of so many keys.
-    int64_t (*attend_floats)(const Problem*, int64_t heads, int64_t view);
-    void (*attend)(const Problem*, const Sequence*, const Part*, const Nodes*, float* scratch);
-    int64_t (*backward_floats)(const Problem*, int64_t heads, int64_t view);
+    int64_t (*attend_floats)(const Arguments*, int64_t heads, int64_t view);
+    void (*attend)(const Arguments*, const Sequence*, const Part*, const Nodes*, float* scratch);
+    int64_t (*backward_floats)(const Arguments*, int64_t heads, int64_t view);
     // Writes the gradient of the queries and leaves those of keys and values in `scratch`,
-    void (*backward)(const Problem*, const Sequence*, const Part*, const Nodes*, float* scratch);
+    void (*backward)(const Arguments*, const Sequence*, const Part*, const Nodes*, float* scratch);
     // from where they are added to those of other query blocks.
-    void (*add_gradients)(const Problem*, const Sequence*, const Part*, const Nodes*,
+    void (*add_gradients)(const Arguments*, const Sequence*, const Part*, const Nodes*,
                           float* scratch);
-    void (*pool)(const Problem*, const Sequence*, int64_t key_head, float* means);
-    void (*unpool)(const Problem*, const Sequence*, int64_t key_head, const float* grad_means);
+    void (*pool)(const Arguments*, const Sequence*, int64_t key_head, float* means);
+    void (*unpool)(const Arguments*, const Sequence*, int64_t key_head, const float* grad_means);
 };
