@@ -170,9 +170,16 @@ struct Columns {
         return s;
     }
 
+    // How many children of a family the lanes up to `high` see at most, if causal: not the one that the
+    // last of them is under, unless that is its leaf and it sees itself.
+    int64_t seen_up_to(const Sight& s, int64_t high) const {
+        const bool self = c.p.include_self && s.alone[high - 1];
+        return least(s.count, s.own[high - 1] + (self ? 1 : 0));
+    }
+
     // Leaves out what no lane sees.
     void finish(Sight* s) const {
-        if (c.p.causal) s->count = (int32_t)least(s->count, s->own[s->high - 1] + 1);
+        if (c.p.causal) s->count = (int32_t)seen_up_to(*s, s->high);
     }
 
     void see_wide(Leaves* g, int64_t low, int64_t high, int64_t child, int64_t parent) const {
@@ -347,14 +354,21 @@ struct Columns {
                     sum[r][i] = splat(weight[r]) * load(row + i * WIDTH) + sum[r][i];
             }
         }
+        // Weights of families that none of these lanes is under are zero, and so are those of what comes
+        // later: neither is looked at.
+        for (int64_t f = 0; f < g.sights; f++) {
+            const Sight& s = my.sights[f];
+            if (s.high <= lane || s.low >= lane + R) continue;
+            const int64_t seen = c.p.causal ? seen_up_to(s, least(s.high, lane + R)) : s.count;
 #pragma GCC unroll 1
-        for (int64_t k = g.narrow; k < g.columns; k++) {
-            const float *row = wide[k] + d, *weight = x + k * WIDTH + lane;
-            Vector right[C];
-            UNROLL for (int i = 0; i < C; i++) right[i] = load(row + i * WIDTH);
-            UNROLL for (int r = 0; r < R; r++) {
-                UNROLL for (int i = 0; i < C; i++)
-                    sum[r][i] = splat(weight[r]) * right[i] + sum[r][i];
+            for (int64_t k = s.column; k < s.column + seen; k++) {
+                const float *row = wide[k] + d, *weight = x + k * WIDTH + lane;
+                Vector right[C];
+                UNROLL for (int i = 0; i < C; i++) right[i] = load(row + i * WIDTH);
+                UNROLL for (int r = 0; r < R; r++) {
+                    UNROLL for (int i = 0; i < C; i++)
+                        sum[r][i] = splat(weight[r]) * right[i] + sum[r][i];
+                }
             }
         }
         UNROLL for (int r = 0; r < R; r++) {
