@@ -74,12 +74,51 @@ struct Columns {
     const View& v;         // the chunk
     const View* above;     // the top, or null
     const Nodes &n, &top;
-    const ColumnsScratch& my;
+    ColumnsScratch& my;
+    mutable const char* seen;  // of the next lanes, if it is known already
 
     const Nodes& nodes(const Sight& s) const { return s.top ? top : n; }
 
     Leaves leaves_from(int64_t first) const {
         Leaves found;
+        if (seen) {
+            seen = take(seen, &found);
+            point(found);
+            return found;
+        }
+        find(first, &found);
+        point(found);
+        return found;
+    }
+
+    // What `put` wrote. Returns where the next lanes' begins.
+    const char* take(const char* from, Leaves* g) const {
+        const char* start = from;
+        memcpy(g, from, sizeof *g);
+        const int64_t narrow = g->narrow * WIDTH * 4;
+        my.sights = (Sight*)(from += sizeof *g);
+        my.at = (int32_t*)(from += g->sights * (int64_t)sizeof(Sight));
+        my.above = (int32_t*)(from += narrow);
+        my.bias = (float*)(from += narrow);
+        return start + round_up(bytes_of(*g), 64);
+    }
+
+    static int64_t bytes_of(const Leaves& g) {
+        return sizeof g + g.sights * (int64_t)sizeof(Sight) + 3 * g.narrow * WIDTH * 4;
+    }
+
+    void put(const Leaves& g, char* to) const {
+        const size_t sights = (size_t)g.sights * sizeof(Sight),
+                     narrow = (size_t)(g.narrow * WIDTH * 4);
+        memcpy(to, &g, sizeof g);
+        memcpy(to += sizeof g, my.sights, sights);
+        memcpy(to += sights, my.at, narrow);
+        memcpy(to += narrow, my.above, narrow);
+        memcpy(to += narrow, my.bias, narrow);
+    }
+
+    void find(int64_t first, Leaves* g) const {
+        Leaves& found = *g;
         found.first = first;
         found.lanes = least(WIDTH, v.leaves - first);
         for (int64_t l = 0; l < WIDTH; l++) {
@@ -87,7 +126,6 @@ struct Columns {
             found.row[l] = v.at.row[found.node[l]];
         }
         look(&found);
-        return found;
     }
 
     // All families above the lanes, each once: an ancestor that begins before a lane is known.
@@ -117,12 +155,19 @@ struct Columns {
         for (int64_t i = 0; i < g->sights; i++) {
             Sight& s = my.sights[i];
             s.column = (int32_t)g->columns;
+            g->columns += s.count;
+        }
+    }
+
+    // The rows of what the lanes see in wide columns.
+    void point(const Leaves& g) const {
+        for (int64_t i = 0; i < g.sights; i++) {
+            const Sight& s = my.sights[i];
             const Nodes& from = nodes(s);
             for (int64_t k = 0; k < s.count; k++) {
                 my.keys[s.column + k] = from.key + (s.first + k) * c.s.width;
                 my.values[s.column + k] = from.value + (s.first + k) * c.s.value_width;
             }
-            g->columns += s.count;
         }
     }
 
@@ -417,9 +462,14 @@ static void keep_chunk(const Context& c, const View& v, const Nodes& n, Nodes* r
     keep_roots(v, n.leaves, 1, roots->leaves);
 }
 
+// Where what the leaves of a chunk see begins, or null if it is not known.
+INLINE const char* seen_in(const Context& c, const View& v) {
+    return c.seen ? c.seen->data + c.seen->starts[v.piece] : nullptr;
+}
+
 static void attend_chunk(const Context& c, const View& v, const View* above, const Nodes& n,
-                         const Nodes& top, const ColumnsScratch& my) {
-    const Columns columns = {c, v, above, n, top, my};
+                         const Nodes& top, ColumnsScratch my) {
+    const Columns columns = {c, v, above, n, top, my, seen_in(c, v)};
     float* sums = c.p.log_sums + (c.batch * c.p.heads + c.head) * c.p.rows;
     const int64_t width = c.s.value_width;
     for (int64_t first = 0; first < v.leaves; first += WIDTH) {
@@ -452,4 +502,42 @@ static void columns_forward(const Work* w, int step, int64_t segment) {
         if (step == 0 && !whole) return keep_chunk(c, v, n, &shared.roots);
         attend_chunk(c, v, whole ? nullptr : &above, n, shared.top, my);
     });
+}
+
+static bool make_room(Seen* seen, int64_t bytes) {
+    if (seen->size + bytes <= seen->room) return true;
+    const int64_t room = 2 * (seen->size + bytes);
+    char* data = (char*)realloc(seen->data, (size_t)room);
+    if (!data) return false;
+    seen->data = data;
+    seen->room = room;
+    return true;
+}
+
+// What the leaves of a unit see, of no head in particular.
+static bool see_unit(const Work* w, Seen* seen) {
+    const Context c(*w, false);
+    Scratch own = {w->own};
+    ColumnsScratch my;
+    my.reserve(c.s, *c.plan.header, &own);
+    Nodes n;
+    n.reserve(c.s, c.plan.header->chunk_nodes, &own);
+    View above;
+    const bool whole = c.unit.top < 0;
+    if (!whole) above = view_of(c.plan, c.unit.top, true);
+    for (int64_t i = 0; i < c.unit.chunks; i++) {
+        const View v = view_of(c.plan, c.unit.piece + i, false);
+        count_leaves(c, v, n, &n);
+        seen->starts[v.piece] = seen->size;
+        const Columns columns = {c, v, whole ? nullptr : &above, n, n, my, nullptr};
+        for (int64_t first = 0; first < v.leaves; first += WIDTH) {
+            Leaves g;
+            columns.find(first, &g);
+            const int64_t bytes = round_up(columns.bytes_of(g), 64);
+            if (!make_room(seen, bytes)) return false;
+            columns.put(g, seen->data + seen->size);
+            seen->size += bytes;
+        }
+    }
+    return true;
 }

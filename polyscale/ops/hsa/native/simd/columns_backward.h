@@ -130,9 +130,9 @@ static void hand_down_columns(const Context& c, const View& v, Nodes* n) {
 }
 
 static void differentiate_chunk(const Context& c, const View& v, const View* above, Nodes* n,
-                                const Nodes& top, Nodes* part, const ColumnsScratch& my) {
+                                const Nodes& top, Nodes* part, ColumnsScratch my) {
     clear_gradients(c.s, v.nodes, n);
-    const Columns columns = {c, v, above, *n, top, my};
+    const Columns columns = {c, v, above, *n, top, my, seen_in(c, v)};
     const ColumnGradients gradients = {columns, n, part};
     for (int64_t first = 0; first < v.leaves; first += WIDTH)
         gradients.run(columns.leaves_from(first));

@@ -80,7 +80,7 @@ struct Nodes {
 
 // A piece of the plan: pointers to its own nodes.
 struct View {
-    int64_t nodes, levels, roots, leaves, parent, own, slot;
+    int64_t piece, nodes, levels, roots, leaves, parent, own, slot;
     const Level* level;
     Places at;
     const int32_t* leaf_order;
@@ -96,6 +96,7 @@ struct View {
 INLINE View view_of(const TreePlan& plan, int64_t piece, bool top) {
     const Piece& from = plan.pieces[piece];
     View v;
+    v.piece = piece;
     v.nodes = from.nodes;
     v.levels = from.levels;
     v.roots = from.roots;
@@ -127,6 +128,7 @@ struct Context {
     const Shape s;
     const int64_t batch, head, key_head;
     const bool streams;  // results go past the caches
+    const Seen* seen;
     const uint8_t* ignored;
     const float *position_query, *position_key;
     float *grad_position_query, *grad_position_key;
@@ -135,7 +137,7 @@ struct Context {
         : p(*w.arguments), plan(read_plan(w.arguments->plan)), unit(*w.unit),
           s(shape_of(*w.arguments, backward)), batch(w.batch), head(w.head),
           key_head(w.head / (w.arguments->heads / w.arguments->key_heads)),
-          streams(is_large(*w.arguments)) {
+          streams(is_large(*w.arguments)), seen(w.seen) {
         ignored = p.ignored ? p.ignored + batch * p.rows : nullptr;
         const int64_t nodes = plan.header->nodes, size = nodes * p.position_width;
         const int64_t at = p.position_heads > 1 ? head * size : 0;
