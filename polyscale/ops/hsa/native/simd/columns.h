@@ -164,9 +164,10 @@ struct Columns {
         for (int64_t i = 0; i < g.sights; i++) {
             const Sight& s = my.sights[i];
             const Nodes& from = nodes(s);
+            const Rows keys = from.keys(s.first), values = from.values(s.first);
             for (int64_t k = 0; k < s.count; k++) {
-                my.keys[s.column + k] = from.key + (s.first + k) * c.s.width;
-                my.values[s.column + k] = from.value + (s.first + k) * c.s.value_width;
+                my.keys[s.column + k] = keys[s.first + k];
+                my.values[s.column + k] = values[s.first + k];
             }
         }
     }
@@ -257,13 +258,13 @@ struct Columns {
     }
 
     // x[c][lane] = the product of the lane's row and the row of the node it sees in column c.
-    void narrow_products(const Leaves& g, const float* rows, const float* seen, int64_t width,
+    void narrow_products(const Leaves& g, const float* rows, const AllRows& seen, int64_t width,
                          float* x) const {
         const float* lanes[WIDTH];
         for (int64_t l = 0; l < WIDTH; l++) lanes[l] = rows + l * width;
         for (int64_t k = 0; k < g.narrow; k++) {
             const float* other[WIDTH];
-            for (int64_t l = 0; l < WIDTH; l++) other[l] = seen + my.at[k * WIDTH + l] * width;
+            for (int64_t l = 0; l < WIDTH; l++) other[l] = seen[my.at[k * WIDTH + l]];
             store(x + k * WIDTH, lane_products(lanes, other, width));
         }
     }
@@ -362,7 +363,7 @@ struct Columns {
         }
         turn(my.query, c.s.width, my.turned_query);
         if (g.narrow) {
-            narrow_products(g, my.query, n.key, c.s.width, my.weights);
+            narrow_products(g, my.query, n.all_keys(), c.s.width, my.weights);
             for (int64_t k = 0; k < g.narrow; k++) {
                 float* to = my.weights + k * WIDTH;
                 store(to, load(to) + load(my.bias + k * WIDTH));
@@ -382,7 +383,7 @@ struct Columns {
 
     // Lanes lane to lane + R: the sum over columns of x[column][lane] times the row seen there.
     template <int R, int C>
-    INLINE_MEMBER void mix_tile(const Leaves& g, int64_t lane, const float* x, const float* narrow,
+    INLINE_MEMBER void mix_tile(const Leaves& g, int64_t lane, const float* x, const AllRows& narrow,
                                 const float* const* wide, int64_t d, int64_t width,
                                 float* to) const {
         Vector sum[R][C];
@@ -394,7 +395,7 @@ struct Columns {
             const float* weight = x + k * WIDTH + lane;
             const int32_t* at = my.at + k * WIDTH + lane;
             UNROLL for (int r = 0; r < R; r++) {
-                const float* row = narrow + at[r] * width + d;
+                const float* row = narrow[at[r]] + d;
                 UNROLL for (int i = 0; i < C; i++)
                     sum[r][i] = splat(weight[r]) * load(row + i * WIDTH) + sum[r][i];
             }
@@ -423,7 +424,7 @@ struct Columns {
     }
 
     // Rows of all lanes: the sum over columns of x[column][lane] times the row of the node seen.
-    void mix(const Leaves& g, const float* x, const float* narrow, const float* const* wide,
+    void mix(const Leaves& g, const float* x, const AllRows& narrow, const float* const* wide,
              int64_t width, float* to) const {
         int64_t d = 0;
         for (; d + WIDE_TILE * WIDTH <= width; d += WIDE_TILE * WIDTH)
@@ -438,11 +439,12 @@ struct Columns {
 // Means of a chunk's keys and values.
 static void pool_chunk(const Context& c, const View& v, Nodes* n) {
     count_leaves(c, v, *n, n);
-    read_leaves(c, v, c.p.key, c.key_head, c.p.width, INT64_MAX, n->key);
-    read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, INT64_MAX, n->value);
+    const int64_t from = n->in_place = leaves_in_place(c, v);
+    n->key_leaves = read_leaves(c, v, c.p.key, c.key_head, c.p.width, from, n->key);
+    n->value_leaves = read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, from, n->value);
     read_places(c, v, n);
-    pool<false>(v, *n, {n->key, c.s.width}, c.s.width, n->key);
-    pool<false>(v, *n, {n->value, c.s.value_width}, c.s.value_width, n->value);
+    pool<false>(v, *n, n->key_leaves, c.s.width, n->key);
+    pool<false>(v, *n, n->value_leaves, c.s.value_width, n->value);
 }
 
 static void pool_top(const Context& c, ColumnsShared* shared) {
@@ -467,6 +469,13 @@ INLINE const char* seen_in(const Context& c, const View& v) {
     return c.seen ? c.seen->data + c.seen->starts[v.piece] : nullptr;
 }
 
+// Past the caches if the output is too large to stay in them.
+INLINE void put_output(const Context& c, int64_t row, const float* from) {
+    float* to = c.streams ? output_row(c, row) : nullptr;
+    if (!to || (uintptr_t)to % 64) return write_output(c, row, from);
+    for (int64_t d = 0; d < c.s.value_width; d += WIDTH) store_to_memory(to + d, load(from + d));
+}
+
 static void attend_chunk(const Context& c, const View& v, const View* above, const Nodes& n,
                          const Nodes& top, ColumnsScratch my) {
     const Columns columns = {c, v, above, n, top, my, seen_in(c, v)};
@@ -476,9 +485,9 @@ static void attend_chunk(const Context& c, const View& v, const View* above, con
         const Leaves g = columns.leaves_from(first);
         alignas(64) float sum[WIDTH];
         store(sum, columns.attend(g));
-        columns.mix(g, my.weights, n.value, my.values, width, my.output);
+        columns.mix(g, my.weights, n.all_values(), my.values, width, my.output);
         for (int64_t l = 0; l < g.lanes; l++) {
-            write_output(c, g.row[l], my.output + l * width);
+            put_output(c, g.row[l], my.output + l * width);
             sums[g.row[l]] = c.is_ignored(g.row[l]) ? -INFINITE : sum[l];
         }
     }
@@ -502,6 +511,7 @@ static void columns_forward(const Work* w, int step, int64_t segment) {
         if (step == 0 && !whole) return keep_chunk(c, v, n, &shared.roots);
         attend_chunk(c, v, whole ? nullptr : &above, n, shared.top, my);
     });
+    if (c.streams) wait_for_memory();
 }
 
 static bool make_room(Seen* seen, int64_t bytes) {

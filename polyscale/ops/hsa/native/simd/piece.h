@@ -14,6 +14,15 @@ INLINE Shape shape_of(const AttentionArguments& p, bool backward) {
             2 * p.columns + (backward ? 1 : 0)};
 }
 
+// Rows of all nodes of a piece, some of them in place.
+struct AllRows {
+    Rows inner, leaves;
+    int64_t in_place;
+    const float* operator[](int64_t node) const {
+        return node < in_place ? inner[node] : leaves[node];
+    }
+};
+
 // What is known of each node: rows of means (a leaf's are its own) and numbers. Arrays that a mode
 // does not need are null.
 struct Nodes {
@@ -36,6 +45,8 @@ struct Nodes {
     Rows values(int64_t node) const {
         return node < in_place ? Rows{value, value_width} : value_leaves;
     }
+    AllRows all_keys() const { return {{key, width}, key_leaves, in_place}; }
+    AllRows all_values() const { return {{value, value_width}, value_leaves, in_place}; }
     Rows grads(int64_t node) const {
         return node < in_place ? Rows{grad, value_width} : grad_leaves;
     }
