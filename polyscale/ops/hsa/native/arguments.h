@@ -19,6 +19,14 @@ struct AttentionArguments {
     int32_t columns, causal, include_self, bfloat16, threads, variant;
 };
 
+// What the leaves of each chunk see, found once for all heads and batch entries: it depends on the tree
+// alone where no row is masked.
+struct Seen {
+    char* data;
+    int64_t size, room;
+    int64_t* starts;  // of each piece, in `data`
+};
+
 // What one pass of one copy of one unit works on.
 struct Work {
     const AttentionArguments* arguments;
@@ -26,6 +34,7 @@ struct Work {
     int64_t batch, head;
     float* shared;  // of this copy of the unit: what its steps hand on
     float* own;     // of this thread
+    const Seen* seen;  // or null
 };
 
 enum { MOST_OPEN = 64 };
@@ -57,6 +66,8 @@ struct Variant {
     // Floats that all steps of one copy of the unit share, and that a thread needs for itself.
     int64_t (*shared_floats)(const AttentionArguments*, const Unit*, bool backward);
     int64_t (*own_floats)(const AttentionArguments*, const TreePlan*, bool backward);
+    // Adds what the leaves of a unit's chunks see; false if there is not enough memory.
+    bool (*see)(const Work*, Seen*);
     // Even steps are run for every segment of a unit, odd steps once, in order.
     void (*forward)(const Work*, int step, int64_t segment);
     void (*backward)(const Work*, int step, int64_t segment);

@@ -27,15 +27,15 @@ int worthwhile_threads(const AttentionArguments& p) {
 class Steps : public Team {
    public:
     Steps(const AttentionArguments& p, const Variant& v, const TreePlan& plan, bool backward,
-          const std::vector<Task>& tasks, int64_t own, int64_t shared)
+          const std::vector<Task>& tasks, int64_t own, int64_t shared, const Seen* seen)
         : Team((int64_t)tasks.size(), worthwhile_threads(p), own + shared), p_(p), v_(v),
-          plan_(plan), backward_(backward), tasks_(tasks), own_(own) {}
+          plan_(plan), backward_(backward), tasks_(tasks), own_(own), seen_(seen) {}
 
     void task(int64_t number, float* scratch) override {
         const Task& t = tasks_[(size_t)number];
         const Unit& unit = plan_.units[t.unit];
         const Work work = {&p_, &unit, t.copy / p_.heads, t.copy % p_.heads, scratch + own_,
-                           scratch};
+                           scratch, seen_};
         const int64_t segments = least(unit.chunks, SEGMENTS);
         const int steps = unit.top < 0 ? 1 : backward_ && p_.columns ? 5 : 3;
         for (int step = 0; step < steps; step++)
@@ -50,6 +50,7 @@ class Steps : public Team {
     const bool backward_;
     const std::vector<Task>& tasks_;
     const int64_t own_;
+    const Seen* const seen_;
 };
 
 // One step of trees that several threads share: a task is a segment of a copy of a unit.
@@ -57,10 +58,10 @@ class Step : public Team {
    public:
     Step(const AttentionArguments& p, const Variant& v, const TreePlan& plan, bool backward,
          const std::vector<Task>& tasks, int64_t own, float* shared,
-         const std::vector<int64_t>& offsets, int step)
+         const std::vector<int64_t>& offsets, int step, const Seen* seen)
         : Team((int64_t)tasks.size() * (step % 2 ? 1 : SEGMENTS), worthwhile_threads(p), own),
           p_(p), v_(v), plan_(plan), backward_(backward), tasks_(tasks), shared_(shared),
-          offsets_(offsets), step_(step) {}
+          offsets_(offsets), step_(step), seen_(seen) {}
 
     void task(int64_t number, float* scratch) override {
         const int64_t parts = step_ % 2 ? 1 : SEGMENTS;
@@ -70,7 +71,7 @@ class Step : public Team {
         const Unit& unit = plan_.units[t.unit];
         if (segment >= least(unit.chunks, SEGMENTS)) return;
         const Work work = {&p_, &unit, t.copy / p_.heads, t.copy % p_.heads,
-                           shared_ + offsets_[at], scratch};
+                           shared_ + offsets_[at], scratch, seen_};
         (backward_ ? v_.backward : v_.forward)(&work, step_, segment);
     }
 
@@ -83,6 +84,36 @@ class Step : public Team {
     float* const shared_;
     const std::vector<int64_t>& offsets_;
     const int step_;
+    const Seen* const seen_;
+};
+
+// What every leaf sees if masks do not make it differ, where enough heads and batch entries share it.
+class Sights {
+   public:
+    ~Sights() { free(seen_.data); }
+
+    bool find(const AttentionArguments& p, const Variant& v, const TreePlan& plan, int64_t own) {
+        // One thread finds it while the others wait.
+        if (!p.columns || p.ignored || p.batch * p.heads < 2 * worthwhile_threads(p)) return true;
+        starts_.resize((size_t)plan.header->pieces);
+        seen_.starts = starts_.data();
+        void* memory = nullptr;
+        if (posix_memalign(&memory, 64, (size_t)(own + 64) * sizeof(float))) return false;
+        found_ = true;
+        for (int64_t unit = 0; found_ && unit < plan.header->units; unit++) {
+            const Work work = {&p, &plan.units[unit], 0, 0, nullptr, (float*)memory, nullptr};
+            found_ = v.see(&work, &seen_);
+        }
+        free(memory);
+        return found_;
+    }
+
+    const Seen* get() const { return found_ ? &seen_ : nullptr; }
+
+   private:
+    Seen seen_ = {nullptr, 0, 0, nullptr};
+    std::vector<int64_t> starts_;
+    bool found_ = false;
 };
 
 // Rows without a leaf: zero, and nothing to add up.
@@ -110,6 +141,8 @@ bool run(const AttentionArguments& p, bool backward) {
     const Variant& v = variant(p.variant);
     clear_outside(p, plan, backward);
     const int64_t copies = p.batch * p.heads, own = v.own_floats(&p, &plan, backward);
+    Sights sights;
+    if (!sights.find(p, v, plan, own)) return false;
     const int64_t threads = worthwhile_threads(p), all = copies * plan.header->units;
     // Trees of several chunks are shared among threads where there are too few of them.
     const bool many = all >= 4 * threads || all % threads == 0;
@@ -129,14 +162,16 @@ bool run(const AttentionArguments& p, bool backward) {
                 shared += floats;
             }
         }
-    if (!whole.empty() && !Steps(p, v, plan, backward, whole, round_up(own, 16), most_shared).run())
+    if (!whole.empty() &&
+        !Steps(p, v, plan, backward, whole, round_up(own, 16), most_shared, sights.get()).run())
         return false;
     if (parts.empty()) return true;
     void* memory = nullptr;
     if (posix_memalign(&memory, 64, (size_t)(shared + 64) * sizeof(float))) return false;
     bool done = true;
     for (int step = 0; done && step < (backward && p.columns ? 5 : 3); step++)
-        done = Step(p, v, plan, backward, parts, own, (float*)memory, offsets, step).run();
+        done = Step(p, v, plan, backward, parts, own, (float*)memory, offsets, step,
+                    sights.get()).run();
     free(memory);
     return done;
 }

@@ -2,6 +2,7 @@
 // Everything but the table is private to this file, so that the linker cannot hand code for one
 // processor to another.
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -63,5 +64,5 @@ void backward(const Work* w, int step, int64_t segment) {
 }  // namespace
 
 extern "C" const Variant POLYSCALE_VARIANT;
-const Variant POLYSCALE_VARIANT = {shared_floats, own_floats,    forward,
+const Variant POLYSCALE_VARIANT = {shared_floats, own_floats,    see_unit, forward,
                                    backward,      decode_floats, decode};

@@ -74,12 +74,51 @@ struct Columns {
     const View& v;         // the chunk
     const View* above;     // the top, or null
     const Nodes &n, &top;
-    const ColumnsScratch& my;
+    ColumnsScratch& my;
+    mutable const char* seen;  // of the next lanes, if it is known already
 
     const Nodes& nodes(const Sight& s) const { return s.top ? top : n; }
 
     Leaves leaves_from(int64_t first) const {
         Leaves found;
+        if (seen) {
+            seen = take(seen, &found);
+            point(found);
+            return found;
+        }
+        find(first, &found);
+        point(found);
+        return found;
+    }
+
+    // What `put` wrote. Returns where the next lanes' begins.
+    const char* take(const char* from, Leaves* g) const {
+        const char* start = from;
+        memcpy(g, from, sizeof *g);
+        const int64_t narrow = g->narrow * WIDTH * 4;
+        my.sights = (Sight*)(from += sizeof *g);
+        my.at = (int32_t*)(from += g->sights * (int64_t)sizeof(Sight));
+        my.above = (int32_t*)(from += narrow);
+        my.bias = (float*)(from += narrow);
+        return start + round_up(bytes_of(*g), 64);
+    }
+
+    static int64_t bytes_of(const Leaves& g) {
+        return sizeof g + g.sights * (int64_t)sizeof(Sight) + 3 * g.narrow * WIDTH * 4;
+    }
+
+    void put(const Leaves& g, char* to) const {
+        const size_t sights = (size_t)g.sights * sizeof(Sight),
+                     narrow = (size_t)(g.narrow * WIDTH * 4);
+        memcpy(to, &g, sizeof g);
+        memcpy(to += sizeof g, my.sights, sights);
+        memcpy(to += sights, my.at, narrow);
+        memcpy(to += narrow, my.above, narrow);
+        memcpy(to += narrow, my.bias, narrow);
+    }
+
+    void find(int64_t first, Leaves* g) const {
+        Leaves& found = *g;
         found.first = first;
         found.lanes = least(WIDTH, v.leaves - first);
         for (int64_t l = 0; l < WIDTH; l++) {
@@ -87,7 +126,6 @@ struct Columns {
             found.row[l] = v.at.row[found.node[l]];
         }
         look(&found);
-        return found;
     }
 
     // All families above the lanes, each once: an ancestor that begins before a lane is known.
@@ -117,12 +155,20 @@ struct Columns {
         for (int64_t i = 0; i < g->sights; i++) {
             Sight& s = my.sights[i];
             s.column = (int32_t)g->columns;
-            const Nodes& from = nodes(s);
-            for (int64_t k = 0; k < s.count; k++) {
-                my.keys[s.column + k] = from.key + (s.first + k) * c.s.width;
-                my.values[s.column + k] = from.value + (s.first + k) * c.s.value_width;
-            }
             g->columns += s.count;
+        }
+    }
+
+    // The rows of what the lanes see in wide columns.
+    void point(const Leaves& g) const {
+        for (int64_t i = 0; i < g.sights; i++) {
+            const Sight& s = my.sights[i];
+            const Nodes& from = nodes(s);
+            const Rows keys = from.keys(s.first), values = from.values(s.first);
+            for (int64_t k = 0; k < s.count; k++) {
+                my.keys[s.column + k] = keys[s.first + k];
+                my.values[s.column + k] = values[s.first + k];
+            }
         }
     }
 
@@ -170,9 +216,16 @@ struct Columns {
         return s;
     }
 
+    // How many children of a family the lanes up to `high` see at most, if causal: not the one that the
+    // last of them is under, unless that is its leaf and it sees itself.
+    int64_t seen_up_to(const Sight& s, int64_t high) const {
+        const bool self = c.p.include_self && s.alone[high - 1];
+        return least(s.count, s.own[high - 1] + (self ? 1 : 0));
+    }
+
     // Leaves out what no lane sees.
     void finish(Sight* s) const {
-        if (c.p.causal) s->count = (int32_t)least(s->count, s->own[s->high - 1] + 1);
+        if (c.p.causal) s->count = (int32_t)seen_up_to(*s, s->high);
     }
 
     void see_wide(Leaves* g, int64_t low, int64_t high, int64_t child, int64_t parent) const {
@@ -205,13 +258,13 @@ struct Columns {
     }
 
     // x[c][lane] = the product of the lane's row and the row of the node it sees in column c.
-    void narrow_products(const Leaves& g, const float* rows, const float* seen, int64_t width,
+    void narrow_products(const Leaves& g, const float* rows, const AllRows& seen, int64_t width,
                          float* x) const {
         const float* lanes[WIDTH];
         for (int64_t l = 0; l < WIDTH; l++) lanes[l] = rows + l * width;
         for (int64_t k = 0; k < g.narrow; k++) {
             const float* other[WIDTH];
-            for (int64_t l = 0; l < WIDTH; l++) other[l] = seen + my.at[k * WIDTH + l] * width;
+            for (int64_t l = 0; l < WIDTH; l++) other[l] = seen[my.at[k * WIDTH + l]];
             store(x + k * WIDTH, lane_products(lanes, other, width));
         }
     }
@@ -310,7 +363,7 @@ struct Columns {
         }
         turn(my.query, c.s.width, my.turned_query);
         if (g.narrow) {
-            narrow_products(g, my.query, n.key, c.s.width, my.weights);
+            narrow_products(g, my.query, n.all_keys(), c.s.width, my.weights);
             for (int64_t k = 0; k < g.narrow; k++) {
                 float* to = my.weights + k * WIDTH;
                 store(to, load(to) + load(my.bias + k * WIDTH));
@@ -330,7 +383,7 @@ struct Columns {
 
     // Lanes lane to lane + R: the sum over columns of x[column][lane] times the row seen there.
     template <int R, int C>
-    INLINE_MEMBER void mix_tile(const Leaves& g, int64_t lane, const float* x, const float* narrow,
+    INLINE_MEMBER void mix_tile(const Leaves& g, int64_t lane, const float* x, const AllRows& narrow,
                                 const float* const* wide, int64_t d, int64_t width,
                                 float* to) const {
         Vector sum[R][C];
@@ -342,19 +395,26 @@ struct Columns {
             const float* weight = x + k * WIDTH + lane;
             const int32_t* at = my.at + k * WIDTH + lane;
             UNROLL for (int r = 0; r < R; r++) {
-                const float* row = narrow + at[r] * width + d;
+                const float* row = narrow[at[r]] + d;
                 UNROLL for (int i = 0; i < C; i++)
                     sum[r][i] = splat(weight[r]) * load(row + i * WIDTH) + sum[r][i];
             }
         }
+        // Weights of families that none of these lanes is under are zero, and so are those of what comes
+        // later: neither is looked at.
+        for (int64_t f = 0; f < g.sights; f++) {
+            const Sight& s = my.sights[f];
+            if (s.high <= lane || s.low >= lane + R) continue;
+            const int64_t seen = c.p.causal ? seen_up_to(s, least(s.high, lane + R)) : s.count;
 #pragma GCC unroll 1
-        for (int64_t k = g.narrow; k < g.columns; k++) {
-            const float *row = wide[k] + d, *weight = x + k * WIDTH + lane;
-            Vector right[C];
-            UNROLL for (int i = 0; i < C; i++) right[i] = load(row + i * WIDTH);
-            UNROLL for (int r = 0; r < R; r++) {
-                UNROLL for (int i = 0; i < C; i++)
-                    sum[r][i] = splat(weight[r]) * right[i] + sum[r][i];
+            for (int64_t k = s.column; k < s.column + seen; k++) {
+                const float *row = wide[k] + d, *weight = x + k * WIDTH + lane;
+                Vector right[C];
+                UNROLL for (int i = 0; i < C; i++) right[i] = load(row + i * WIDTH);
+                UNROLL for (int r = 0; r < R; r++) {
+                    UNROLL for (int i = 0; i < C; i++)
+                        sum[r][i] = splat(weight[r]) * right[i] + sum[r][i];
+                }
             }
         }
         UNROLL for (int r = 0; r < R; r++) {
@@ -364,7 +424,7 @@ struct Columns {
     }
 
     // Rows of all lanes: the sum over columns of x[column][lane] times the row of the node seen.
-    void mix(const Leaves& g, const float* x, const float* narrow, const float* const* wide,
+    void mix(const Leaves& g, const float* x, const AllRows& narrow, const float* const* wide,
              int64_t width, float* to) const {
         int64_t d = 0;
         for (; d + WIDE_TILE * WIDTH <= width; d += WIDE_TILE * WIDTH)
@@ -379,11 +439,12 @@ struct Columns {
 // Means of a chunk's keys and values.
 static void pool_chunk(const Context& c, const View& v, Nodes* n) {
     count_leaves(c, v, *n, n);
-    read_leaves(c, v, c.p.key, c.key_head, c.p.width, INT64_MAX, n->key);
-    read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, INT64_MAX, n->value);
+    const int64_t from = n->in_place = leaves_in_place(c, v);
+    n->key_leaves = read_leaves(c, v, c.p.key, c.key_head, c.p.width, from, n->key);
+    n->value_leaves = read_leaves(c, v, c.p.value, c.key_head, c.p.value_width, from, n->value);
     read_places(c, v, n);
-    pool<false>(v, *n, {n->key, c.s.width}, c.s.width, n->key);
-    pool<false>(v, *n, {n->value, c.s.value_width}, c.s.value_width, n->value);
+    pool<false>(v, *n, n->key_leaves, c.s.width, n->key);
+    pool<false>(v, *n, n->value_leaves, c.s.value_width, n->value);
 }
 
 static void pool_top(const Context& c, ColumnsShared* shared) {
@@ -403,18 +464,30 @@ static void keep_chunk(const Context& c, const View& v, const Nodes& n, Nodes* r
     keep_roots(v, n.leaves, 1, roots->leaves);
 }
 
+// Where what the leaves of a chunk see begins, or null if it is not known.
+INLINE const char* seen_in(const Context& c, const View& v) {
+    return c.seen ? c.seen->data + c.seen->starts[v.piece] : nullptr;
+}
+
+// Past the caches if the output is too large to stay in them.
+INLINE void put_output(const Context& c, int64_t row, const float* from) {
+    float* to = c.streams ? output_row(c, row) : nullptr;
+    if (!to || (uintptr_t)to % 64) return write_output(c, row, from);
+    for (int64_t d = 0; d < c.s.value_width; d += WIDTH) store_to_memory(to + d, load(from + d));
+}
+
 static void attend_chunk(const Context& c, const View& v, const View* above, const Nodes& n,
-                         const Nodes& top, const ColumnsScratch& my) {
-    const Columns columns = {c, v, above, n, top, my};
+                         const Nodes& top, ColumnsScratch my) {
+    const Columns columns = {c, v, above, n, top, my, seen_in(c, v)};
     float* sums = c.p.log_sums + (c.batch * c.p.heads + c.head) * c.p.rows;
     const int64_t width = c.s.value_width;
     for (int64_t first = 0; first < v.leaves; first += WIDTH) {
         const Leaves g = columns.leaves_from(first);
         alignas(64) float sum[WIDTH];
         store(sum, columns.attend(g));
-        columns.mix(g, my.weights, n.value, my.values, width, my.output);
+        columns.mix(g, my.weights, n.all_values(), my.values, width, my.output);
         for (int64_t l = 0; l < g.lanes; l++) {
-            write_output(c, g.row[l], my.output + l * width);
+            put_output(c, g.row[l], my.output + l * width);
             sums[g.row[l]] = c.is_ignored(g.row[l]) ? -INFINITE : sum[l];
         }
     }
@@ -438,4 +511,43 @@ static void columns_forward(const Work* w, int step, int64_t segment) {
         if (step == 0 && !whole) return keep_chunk(c, v, n, &shared.roots);
         attend_chunk(c, v, whole ? nullptr : &above, n, shared.top, my);
     });
+    if (c.streams) wait_for_memory();
+}
+
+static bool make_room(Seen* seen, int64_t bytes) {
+    if (seen->size + bytes <= seen->room) return true;
+    const int64_t room = 2 * (seen->size + bytes);
+    char* data = (char*)realloc(seen->data, (size_t)room);
+    if (!data) return false;
+    seen->data = data;
+    seen->room = room;
+    return true;
+}
+
+// What the leaves of a unit see, of no head in particular.
+static bool see_unit(const Work* w, Seen* seen) {
+    const Context c(*w, false);
+    Scratch own = {w->own};
+    ColumnsScratch my;
+    my.reserve(c.s, *c.plan.header, &own);
+    Nodes n;
+    n.reserve(c.s, c.plan.header->chunk_nodes, &own);
+    View above;
+    const bool whole = c.unit.top < 0;
+    if (!whole) above = view_of(c.plan, c.unit.top, true);
+    for (int64_t i = 0; i < c.unit.chunks; i++) {
+        const View v = view_of(c.plan, c.unit.piece + i, false);
+        count_leaves(c, v, n, &n);
+        seen->starts[v.piece] = seen->size;
+        const Columns columns = {c, v, whole ? nullptr : &above, n, n, my, nullptr};
+        for (int64_t first = 0; first < v.leaves; first += WIDTH) {
+            Leaves g;
+            columns.find(first, &g);
+            const int64_t bytes = round_up(columns.bytes_of(g), 64);
+            if (!make_room(seen, bytes)) return false;
+            columns.put(g, seen->data + seen->size);
+            seen->size += bytes;
+        }
+    }
+    return true;
 }

@@ -28,7 +28,7 @@ struct ColumnGradients {
         const ColumnsScratch& my = at.my;
         const int64_t width = at.c.s.value_width;
         at.turn(my.grad, width, my.turned_grad);
-        if (g.narrow) at.narrow_products(g, my.grad, at.n.value, width, my.worth);
+        if (g.narrow) at.narrow_products(g, my.grad, at.n.all_values(), width, my.worth);
         at.wide_products(g, my.values, my.turned_grad, width, my.worth);
     }
 
@@ -101,7 +101,7 @@ struct ColumnGradients {
         }
         find_worth(g);
         find_scores(g);
-        at.mix(g, my.worth, at.n.key, my.keys, c.s.width, my.output);
+        at.mix(g, my.worth, at.n.all_keys(), my.keys, c.s.width, my.output);
         for (int64_t l = 0; l < g.lanes; l++)
             put_floats(my.output + l * c.s.width,
                        c.is_ignored(g.row[l]) ? 0.0f : (float)c.p.scale, c.p.width,
@@ -130,9 +130,9 @@ static void hand_down_columns(const Context& c, const View& v, Nodes* n) {
 }
 
 static void differentiate_chunk(const Context& c, const View& v, const View* above, Nodes* n,
-                                const Nodes& top, Nodes* part, const ColumnsScratch& my) {
+                                const Nodes& top, Nodes* part, ColumnsScratch my) {
     clear_gradients(c.s, v.nodes, n);
-    const Columns columns = {c, v, above, *n, top, my};
+    const Columns columns = {c, v, above, *n, top, my, seen_in(c, v)};
     const ColumnGradients gradients = {columns, n, part};
     for (int64_t first = 0; first < v.leaves; first += WIDTH)
         gradients.run(columns.leaves_from(first));

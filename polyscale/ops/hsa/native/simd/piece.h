@@ -14,6 +14,15 @@ INLINE Shape shape_of(const AttentionArguments& p, bool backward) {
             2 * p.columns + (backward ? 1 : 0)};
 }
 
+// Rows of all nodes of a piece, some of them in place.
+struct AllRows {
+    Rows inner, leaves;
+    int64_t in_place;
+    const float* operator[](int64_t node) const {
+        return node < in_place ? inner[node] : leaves[node];
+    }
+};
+
 // What is known of each node: rows of means (a leaf's are its own) and numbers. Arrays that a mode
 // does not need are null.
 struct Nodes {
@@ -36,6 +45,8 @@ struct Nodes {
     Rows values(int64_t node) const {
         return node < in_place ? Rows{value, value_width} : value_leaves;
     }
+    AllRows all_keys() const { return {{key, width}, key_leaves, in_place}; }
+    AllRows all_values() const { return {{value, value_width}, value_leaves, in_place}; }
     Rows grads(int64_t node) const {
         return node < in_place ? Rows{grad, value_width} : grad_leaves;
     }
@@ -80,7 +91,7 @@ struct Nodes {
 
 // A piece of the plan: pointers to its own nodes.
 struct View {
-    int64_t nodes, levels, roots, leaves, parent, own, slot;
+    int64_t piece, nodes, levels, roots, leaves, parent, own, slot;
     const Level* level;
     Places at;
     const int32_t* leaf_order;
@@ -96,6 +107,7 @@ struct View {
 INLINE View view_of(const TreePlan& plan, int64_t piece, bool top) {
     const Piece& from = plan.pieces[piece];
     View v;
+    v.piece = piece;
     v.nodes = from.nodes;
     v.levels = from.levels;
     v.roots = from.roots;
@@ -127,6 +139,7 @@ struct Context {
     const Shape s;
     const int64_t batch, head, key_head;
     const bool streams;  // results go past the caches
+    const Seen* seen;
     const uint8_t* ignored;
     const float *position_query, *position_key;
     float *grad_position_query, *grad_position_key;
@@ -135,7 +148,7 @@ struct Context {
         : p(*w.arguments), plan(read_plan(w.arguments->plan)), unit(*w.unit),
           s(shape_of(*w.arguments, backward)), batch(w.batch), head(w.head),
           key_head(w.head / (w.arguments->heads / w.arguments->key_heads)),
-          streams(is_large(*w.arguments)) {
+          streams(is_large(*w.arguments)), seen(w.seen) {
         ignored = p.ignored ? p.ignored + batch * p.rows : nullptr;
         const int64_t nodes = plan.header->nodes, size = nodes * p.position_width;
         const int64_t at = p.position_heads > 1 ? head * size : 0;
