@@ -24,7 +24,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m reproduction.long_context")
     parser.add_argument("measure", choices=MEASURES)
     parser.add_argument("--model", type=Path, help="folder of a decoder")
-    parser.add_argument("--data-dir", type=Path, help="folder with enwik8")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help="folder with enwik8; without, Python's standard library is read",
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument("--work-dir", type=Path, help="where read prompts are kept for reuse")
     parser.add_argument("--settings", nargs="+", default=[DENSE])
@@ -36,6 +40,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--read", help="a setting that reads all prompts")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     return parser.parse_args()
 
@@ -46,8 +51,8 @@ def main() -> None:
     if options.measure == "report":
         print(write_report(options.output))
         return
-    if options.model is None or options.data_dir is None:
-        raise SystemExit("--model and --data-dir: every measure takes both")
+    if options.model is None:
+        raise SystemExit("--model must be a folder for every measure, got none")
     settings = find_settings(options.settings)
     model, tokenizer = load_model(options.model, options.dtype)
     print(
@@ -57,7 +62,9 @@ def main() -> None:
         flush=True,
     )
     work_dir = options.work_dir and options.work_dir / f"{options.model.name}-{options.dtype}"
-    reader = Reader(model, work_dir)
+    if options.read is not None:
+        find_settings([options.read])
+    reader = Reader(model, work_dir, options.read)
     kind = "timing" if options.measure in ("first-token", "decoding") else options.measure
     results = Results(options.output, kind)
     if options.measure in ("first-token", "decoding"):

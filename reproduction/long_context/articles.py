@@ -1,8 +1,9 @@
-"""The texts: long articles of enwik8, as token ids."""
+"""The texts: long articles of enwik8, or modules of Python's standard library, as token ids."""
 
 from __future__ import annotations
 
 import gzip
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,25 @@ def read_pages(data_dir: Path) -> list[str]:
     return [(PAGE + page).decode("utf-8", errors="replace") for page in pages]
 
 
+def read_modules() -> list[str]:
+    """Return the modules of Python's standard library, the longest first."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(folder.glob("*.py"), key=lambda path: (-path.stat().st_size, path.name))
+    return [path.read_text(encoding="utf-8") for path in files]
+
+
 def long_articles(
-    data_dir: Path, tokenizer: Any, count: int, length: int, first: int = 0
+    data_dir: Path | None, tokenizer: Any, count: int, length: int, first: int = 0
 ) -> list[Tensor]:
     """Return the first `length` token ids `[1, length]` of `count` articles, after `first` others.
+
+    Without a folder of data the articles are modules of the standard library.
 
     Articles with fewer tokens are passed over, so the same article has the same number only for
     the same length.
     """
     found: list[Tensor] = []
-    for page in read_pages(data_dir):
+    for page in read_modules() if data_dir is None else read_pages(data_dir):
         # Eight bytes a token are more than any article takes; the rest need not be read.
         ids = tokenizer(page[: 8 * length], add_special_tokens=False).input_ids
         if len(ids) >= length:
@@ -47,6 +57,6 @@ def long_articles(
         if len(found) == first + count:
             return found[first:]
     raise ValueError(
-        f"--articles: {data_dir} has {len(found)} articles of {length} tokens, "
+        f"--articles: {data_dir or 'the standard library'} has {len(found)} articles of {length} tokens, "
         f"got {count} after {first}"
     )

@@ -17,7 +17,7 @@ import polyscale as ps
 from benchmarks.levels_peers import accumulated_cache
 from reproduction.long_context.peers import AT_ONCE as PEERS_AT_ONCE
 from reproduction.long_context.peers import attended_by, peer_cache, peer_of
-from reproduction.long_context.settings import Setting
+from reproduction.long_context.settings import SETTINGS, Setting
 
 AT_ONCE = 1 << 20  # tokens after a prompt that are decoded in one call, each choosing for itself
 
@@ -47,18 +47,25 @@ def injected(model: Any, prompt: dict[str, Any] | None, cache: Any = None) -> It
 
 
 class Reader:
-    """Prompts read by one model; what softmax attention made of them is kept on disk."""
+    """Prompts read by one model; what softmax attention made of them is kept on disk.
 
-    def __init__(self, model: Any, work_dir: Path | None) -> None:
+    `reading` names a setting that reads them in softmax attention's place, for prompts so long that
+    it would take too long; what follows is then compared over the cache which that left.
+    """
+
+    def __init__(self, model: Any, work_dir: Path | None, reading: str | None = None) -> None:
         self.model = model
         self.work_dir = work_dir
+        self.reading = reading
         self.prompt: Tensor | None = None  # that was read last
         self.share: float | None = None  # of its pairs, where they were counted
 
     def read(self, name: str, ids: Tensor, setting: Setting) -> tuple[DynamicCache, Tensor]:
         """Return the cache a prompt `[1, N]` leaves, and the logits `[1, V]` of its last token."""
-        path = None if self.work_dir is None else self.work_dir / f"{name}.safetensors"
         dense = setting.prompt is None and setting.read_by is None
+        if dense and self.reading is not None:
+            name, setting = f"{name}-{self.reading}", SETTINGS[self.reading]
+        path = None if self.work_dir is None else self.work_dir / f"{name}.safetensors"
         self.prompt, self.share = ids, None
         if dense and path is not None and path.is_file():
             return _unpack(load_file(path))

@@ -47,7 +47,9 @@ SETTINGS: dict[str, Setting] = {
     "levels 4,4 on 8bit": Setting(cache={"bits": (4, 4), "exact": "8bit"}),
     "levels 4,2 on 8bit": Setting(cache={"bits": (4, 2), "exact": "8bit"}),
     "levels 4,4, none heavy": Setting(cache={"bits": (4, 4), "heavy": 0}),
+    "levels 4,4, heavy 16": Setting(cache={"bits": (4, 4), "heavy": 16}),
     "levels 4,4, heavy 128": Setting(cache={"bits": (4, 4), "heavy": 128}),
+    "levels 4,4, heavy 256": Setting(cache={"bits": (4, 4), "heavy": 256}),
     "levels 4,4, mass .9": Setting(cache={"bits": (4, 4), "mass": 0.9}),
     # Both.
     "opened, heavy 512, levels 4,4": Setting(prompt={"heavy": 512}, cache={"bits": (4, 4)}),

@@ -88,6 +88,9 @@ def test_every_measure_runs_goes_on_where_it_stopped_and_is_reported(
     run(monkeypatch, "first-token", *common, "--prompt", 200, "--rounds", 1, *settings[:3])
     decoding = ["--prompt", 200, "--batch", 2, "--steps", 1, "--rounds", 1]
     run(monkeypatch, "decoding", *common, *decoding, "--settings", "dense", "levels 4,4")
+    other = [*common[:-4], "--output", tmp_path / "other", "--read", "opened, heavy 512"]
+    run(monkeypatch, "perplexity", *other, *sizes, "--settings", "dense", "levels 4,4")
+    assert (tmp_path / "other" / "perplexity.jsonl").is_file()
     text = write_report(tmp_path)
     summary = json.loads((tmp_path / "results.json").read_text())
     rows = {row["setting"]: row for row in summary["perplexity"]}

@@ -19,6 +19,7 @@ namespace {
 #include "simd/blocks.h"
 #include "simd/blocks_backward.h"
 #include "simd/columns.h"
+#include "simd/columns_forward.h"
 #include "simd/columns_backward.h"
 #include "simd/decode.h"
 
