@@ -57,6 +57,6 @@ def long_articles(
         if len(found) == first + count:
             return found[first:]
     raise ValueError(
-        f"--articles: {data_dir or 'the standard library'} has {len(found)} articles of {length} tokens, "
-        f"got {count} after {first}"
+        f"--articles: {data_dir or 'the standard library'} has {len(found)} articles of {length} "
+        f"tokens, got {count} after {first}"
     )
