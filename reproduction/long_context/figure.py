@@ -32,7 +32,7 @@ def draw_quality(summary: dict[str, Any], path: Path) -> bool:
         figsize=(9, 3.6), layout="constrained"
     )
     axes = figure.subplots(1, 2, sharey=True)
-    for name in FAMILIES.values():
+    for number, name in enumerate(FAMILIES.values()):
         own = [point for point in points if point["family"] == name]
         for axis, field in zip(axes, ("share", "seconds"), strict=True):
             measured = sorted((p for p in own if p[field] is not None), key=lambda p: p[field])
@@ -41,6 +41,7 @@ def draw_quality(summary: dict[str, Any], path: Path) -> bool:
                     [point[field] for point in measured],
                     [point["ratio"] for point in measured],
                     yerr=[point["error"] for point in measured],
+                    color=f"C{number}",
                     marker="o",
                     markersize=4,
                     linewidth=1,
